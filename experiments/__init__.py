@@ -1,0 +1,1 @@
+"""Experiments: Hydra configuration in, traces out."""

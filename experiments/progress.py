@@ -1,0 +1,105 @@
+"""What a person sees while a sweep runs: one live line on a terminal, plain lines elsewhere; a table at the end."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from metronome.frames import NS_PER_S, FrameStatus, PoolSample
+from metronome.session import PeriodicSession
+from metronome.workload import Workload
+
+_PLAIN_EVERY_S = 10.0
+_WIDE = 200  # a log has no width to respect: better one long line than a folded table
+_COUNTED = (FrameStatus.OK, FrameStatus.LATE, FrameStatus.EMPTY, FrameStatus.LOST)
+
+
+class Progress:
+    """Use as a context; `observe` is called at every sample of the pool."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+        if not self._console.is_terminal:
+            self._console = Console(width=_WIDE)
+        self._live = Live(console=self._console, transient=True, auto_refresh=False)
+        self._head = ""
+        self._duration_s = 0.0
+        self._started_s = time.monotonic()
+        self._printed_s = -math.inf
+
+    def __enter__(self) -> "Progress":
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def note(self, text: str) -> None:
+        """A step that is no point."""
+        self._show(f"{text} ...", always=True)
+
+    def start_point(self, index: int, num_points: int, point_id: str, sessions: int, workload: Workload) -> None:
+        self._head = f"point {index + 1}/{num_points} {point_id}, N={sessions}"
+        self._duration_s = workload.duration_s
+        self._printed_s = -math.inf
+
+    def observe(self, sessions: Sequence[PeriodicSession], sample: PoolSample) -> None:
+        """Progress is frames answered and tokens spoken; a clock that moves is not."""
+        t_s = sample.t_ns / NS_PER_S
+        answered = sum(s.num_answered for s in sessions)
+        on_time = sum(s.num_on_time for s in sessions)
+        spoken = sum(s.num_tokens for s in sessions)
+        rate = spoken / t_s if t_s > 0 else 0.0
+        self._show(
+            f"{self._head}: {min(t_s, self._duration_s):.0f}/{self._duration_s:.0f} s, {on_time}/{answered} frames on "
+            f"time, {rate:.0f} tokens/s, rho {sample.blocks_used / sample.blocks_total:.2f}, "
+            f"running {sample.running}, waiting {sample.waiting}"
+        )
+
+    def end_point(self, result: Mapping[str, Any]) -> None:
+        at = "" if result["t_collapse_s"] is None else f" ({result['cause']}) at {result['t_collapse_s']:.1f} s"
+        self._console.print(Text(f"{self._head}: {result['outcome']}{at}"))
+
+    def _show(self, text: str, always: bool = False) -> None:
+        if self._console.is_terminal:
+            self._live.update(Text(f"[{time.monotonic() - self._started_s:.0f} s] {text}"), refresh=True)
+        elif always or time.monotonic() - self._printed_s > _PLAIN_EVERY_S:
+            self._printed_s = time.monotonic()
+            self._console.print(Text(text))
+
+    def table(self, results: Sequence[Mapping[str, Any]], title: str) -> None:
+        """One row per point. inf: more frames than the quantile leaves out were never answered."""
+        table = Table(title=title, title_justify="left", caption="latencies in ms; t in s", caption_justify="left")
+        names = ("kv", "N", "outcome", "cause", "t collapse", "predicted t_sat", "ok/late/empty/lost")
+        names += ("engine p50", "p95", "p99", "front-end p99", "rho max")
+        for name in names:
+            table.add_column(name, justify="left" if name in ("kv", "outcome", "cause") else "right")
+        for result in results:
+            table.add_row(*_cells(result))
+        self._console.print(table)
+
+
+def _cells(result: Mapping[str, Any]) -> list[str]:
+    engine, frontend = result["engine_latency_ms"], result["frontend_latency_ms"]
+    return [
+        result["kv"],
+        str(result["sessions"]),
+        result["outcome"],
+        result["cause"] or "-",
+        _number(result["t_collapse_s"], 1),
+        _number(result["predicted_t_sat_s"], 1),
+        "/".join(str(result["frames"][status]) for status in _COUNTED),
+        *(_number(engine[q], 0) for q in ("p50", "p95", "p99")),
+        _number(frontend["p99"], 0),
+        _number(result["rho_max"], 2),
+    ]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

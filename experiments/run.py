@@ -1,0 +1,73 @@
+"""The door: compose, check, run, write.
+
+python -m experiments.run +exp=cliff_sweep workload.sessions=[8,12]
+"""
+
+import asyncio
+import logging
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+from experiments import schema
+from experiments.manifest import Manifest, config_hash
+
+_EXIT_REFUSED, _EXIT_INTERRUPTED = 2, 130
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="run")
+def main(config: DictConfig) -> None:
+    try:
+        run = schema.load(config)
+    except schema.ConfigError as error:
+        sys.stderr.write(f"refused: {error}\n")
+        sys.exit(_EXIT_REFUSED)
+    try:
+        _execute(run)
+    except KeyboardInterrupt:
+        sys.exit(_EXIT_INTERRUPTED)
+
+
+def _execute(run: schema.Run) -> None:
+    from experiments.progress import Progress  # these bring in pandas and librosa: a refusal need not wait for them
+    from experiments.sweep import Sweep
+    from metronome.trace import TraceWriter
+
+    directory = make_run_dir(run)
+    logging.basicConfig(
+        filename=directory / "run.log", level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    run_id = f"{run.name}-{directory.name}-{config_hash(run)}"
+    manifest = Manifest(directory, run, run_id)
+    try:
+        with Progress() as progress, TraceWriter(directory, run_id) as writer:
+            results = asyncio.run(Sweep(run, directory, manifest, progress).execute(writer))
+    except BaseException as error:
+        manifest.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", repr(error))
+        raise
+    manifest.close("complete")
+    progress.table(results, f"{run.name}: {run.model.name} ({run.model.weights} weights) on {run.target.name}")
+    sys.stdout.write(f"written to {directory}\n")
+
+
+def make_run_dir(run: schema.Run) -> Path:
+    """A directory that no other run has: exclusive, so that two shells never share one."""
+    if run.out.dir:
+        run.out.dir.mkdir(parents=True, exist_ok=False)
+        return run.out.dir
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    for suffix in ("", *(f"-{i}" for i in range(2, 100))):
+        directory = Path("runs") / run.name / f"{stamp}{suffix}"
+        try:
+            directory.mkdir(parents=True, exist_ok=False)
+        except FileExistsError:
+            continue
+        return directory
+    raise RuntimeError(f"runs/{run.name}/{stamp}-*: all taken")
+
+
+if __name__ == "__main__":
+    main()

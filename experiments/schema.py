@@ -1,0 +1,181 @@
+"""From Hydra's configuration to frozen dataclasses. Unknown keys and impossible values are refused, by name."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from metronome.models import ModelProfile
+from metronome.saturation import FrameTokens
+from metronome.window import Bound, blocks_for
+from metronome.workload import Workload
+
+_strict = ConfigDict(extra="forbid")
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run; the message names the key, the value and the fix."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
+class Kv:
+    """The KV modes to run, and the bound of mode "window". Sizes in tokens."""
+
+    modes: list[Literal["unbounded", "window"]]
+    window: int | None = None
+    sinks: int = 0
+    positions: str = "anchor"
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
+class Engine:
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
+class WorkloadSweep(Workload):
+    """A workload for each number of sessions in `sessions`; `seed` draws what each session hears."""
+
+    sessions: list[int]
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
+class Target:
+    name: Literal["vllm", "null"]
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
+class Speech:
+    dir: Path
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
+class Out:
+    dir: Path | None
+    sample_ms: int
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
+class Run:
+    """One run, as it will be executed."""
+
+    name: str
+    model: ModelProfile
+    kv: Kv
+    target: Target
+    workload: WorkloadSweep
+    engine: Engine
+    speech: Speech
+    out: Out
+
+    @property
+    def frame_tokens(self) -> FrameTokens:
+        return FrameTokens(num_in=self.model.tokens_in(self.workload.period_ms), num_out=self.model.tokens_out)
+
+    def bound(self, mode: str) -> Bound | None:
+        """The KV bound of a mode, None for the unbounded engine."""
+        if mode == "unbounded":
+            return None
+        if self.kv.window is None:
+            raise ConfigError("kv.window=null: mode 'window' needs a size in tokens, e.g. kv.window=256")
+        return Bound(
+            window=self.kv.window,
+            sinks=self.kv.sinks,
+            positions=self.kv.positions,
+            block_size=self.engine.block_size,
+        )
+
+
+def load(config: DictConfig) -> Run:
+    """Validate the whole configuration before anything is started. Raises ConfigError."""
+    values = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(values, dict)
+    try:
+        run: Run = TypeAdapter(Run).validate_python(values)
+        _check(run)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(e, values) for e in error.errors())) from error
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return run
+
+
+def _explain(error: Any, values: Mapping[str, Any]) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "unexpected_keyword_argument":
+        close = difflib.get_close_matches(key, _known_keys(), n=1)
+        fix = f"did you mean {close[0]}?" if close else "remove it"
+        return f"{key}={error['input']!r}: unknown key; {fix}"
+    if error["type"] == "missing":
+        return f"{key} is missing: set it, e.g. {key}=..."
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    return f"{key}={error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _known_keys(kind: Any = Run, prefix: str = "") -> Iterator[str]:
+    for name, field in kind.__dataclass_fields__.items():
+        yield prefix + name
+        if hasattr(field.type, "__dataclass_fields__"):
+            yield from _known_keys(field.type, f"{prefix}{name}.")
+
+
+def _check(run: Run) -> None:
+    """What no single key shows."""
+    if not run.kv.modes:
+        raise ConfigError("kv.modes=[]: name at least one of unbounded, window")
+    if not run.workload.sessions:
+        raise ConfigError("workload.sessions=[]: name at least one number of sessions, e.g. workload.sessions=[8]")
+    for num_sessions in run.workload.sessions:
+        run.workload.make_sessions(num_sessions)
+        if num_sessions > run.engine.max_num_seqs:
+            raise ConfigError(
+                f"workload.sessions has {num_sessions}, engine.max_num_seqs={run.engine.max_num_seqs}: "
+                f"set engine.max_num_seqs to {num_sessions} or more"
+            )
+    if run.out.sample_ms < 1:
+        raise ConfigError(f"out.sample_ms={run.out.sample_ms}: must be 1 ms or more")
+    for mode in run.kv.modes:
+        _check_pool(run, run.bound(mode))
+    _check_files(run)
+
+
+def _check_pool(run: Run, bound: Bound | None) -> None:
+    """vLLM starts only if one session of max_model_len fits; bounded, only its plateau must."""
+    engine = run.engine
+    usable = engine.num_blocks - 1
+    if bound is None:
+        need = blocks_for(engine.max_model_len, engine.block_size)
+        fix = (
+            f"engine.num_blocks to {need + 1} or more, or engine.max_model_len to {usable * engine.block_size} or less"
+        )
+    else:
+        # vLLM reserves for two batches in flight: a window's blocks are freed when the step that passed them has settled.
+        need = bound.max_blocks(min(2 * engine.max_num_batched_tokens, engine.max_model_len))
+        fix = f"engine.num_blocks to {need + 1} or more, or kv.window or engine.max_num_batched_tokens lower"
+    if usable < need:
+        raise ConfigError(
+            f"engine.num_blocks={engine.num_blocks}: {usable} usable blocks cannot hold one session, "
+            f"which needs {need}; set {fix}"
+        )
+
+
+def _check_files(run: Run) -> None:
+    from metronome.audio import find_clips  # brings librosa: only once the rest is known to be right
+
+    if run.target.name == "vllm" and run.model.checkpoint.startswith((".", "/")):
+        if not (Path(run.model.checkpoint) / "config.json").exists():
+            raise ConfigError(
+                f"model.checkpoint={run.model.checkpoint}: no checkpoint there; build it with: make setup"
+            )
+    find_clips(run.speech.dir)

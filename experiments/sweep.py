@@ -1,0 +1,186 @@
+"""A sweep is a list of points inside one configuration: one engine per KV mode, one trace for all."""
+
+import dataclasses
+import gc
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.manifest import Manifest, hardware
+from experiments.progress import Progress
+from experiments.schema import Run
+from metronome.audio import SAMPLE_RATE_HZ, Audio, LogMelCodec, find_clips, join_clips, level, read
+from metronome.backends.base import Backend
+from metronome.backends.null import NullBackend
+from metronome.frames import NS_PER_MS, NS_PER_S
+from metronome.runtime import PointRun
+from metronome.saturation import predict_t_sat_ns
+from metronome.session import PeriodicSession
+from metronome.stats import summarise
+from metronome.trace import PointFacts, TraceWriter
+from metronome.window import Bound
+
+log = logging.getLogger(__name__)
+
+DRAIN_PERIODS = 2  # a frame this late is still counted as late, not lost
+_DRAINED_S = 10.0  # a healthy engine frees ended sessions in milliseconds
+
+Turns = list[list[list[int]]]  # [session][frame][token]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    mode: str
+    kv: str  # its name in every table
+    bound: Bound | None
+    sessions: int
+
+    @property
+    def point_id(self) -> str:
+        return f"{self.kv}-n{self.sessions}"
+
+
+def make_points(run: Run) -> list[Point]:
+    """All points, grouped by KV mode so that neighbours share an engine."""
+    return [
+        Point(mode, f"window{run.kv.window}+{run.kv.sinks}" if bound else "unbounded", bound, num_sessions)
+        for mode in run.kv.modes
+        for bound in [run.bound(mode)]
+        for num_sessions in run.workload.sessions
+    ]
+
+
+class Sweep:
+    """Runs the points of one configuration into one run directory."""
+
+    def __init__(self, run: Run, directory: Path, manifest: Manifest, progress: Progress) -> None:
+        self._run = run
+        self._directory = directory
+        self._manifest = manifest
+        self._progress = progress
+        self._backend: Backend | None = None
+
+    async def execute(self, writer: TraceWriter) -> list[dict[str, Any]]:
+        """Results of all points, also written to the manifest as they come."""
+        points = make_points(self._run)
+        self._progress.note("reading speech")
+        turns = self._hear(max(p.sessions for p in points))
+        results = []
+        try:
+            for i, point in enumerate(points):
+                if self._backend is None or point.mode != points[i - 1].mode:
+                    await self._replace_engine(point)
+                self._progress.start_point(i, len(points), point.point_id, point.sessions, self._run.workload)
+                results.append(await self._run_point(point, turns, writer))
+                self._manifest.add_point(results[-1])
+                self._progress.end_point(results[-1])
+        finally:
+            await self._stop_engine()
+        return results
+
+    def _hear(self, num_sessions: int) -> Turns:
+        """What every session says, frame by frame; each session hears other material, drawn by workload.seed."""
+        run = self._run
+        clips: list[Audio] = [level(read(path)) for path in find_clips(run.speech.dir)]
+        codec = LogMelCodec(tokens_per_second=run.model.tokens_per_second, first_token=run.model.first_audio_token)
+        num_samples = run.workload.num_frames * run.workload.period_ms * SAMPLE_RATE_HZ // 1000
+        shape = (run.workload.num_frames, run.frame_tokens.num_in)
+        return [
+            np.reshape(codec.encode(join_clips(clips, num_samples, (run.workload.seed, i))), shape).tolist()
+            for i in range(num_sessions)
+        ]
+
+    async def _replace_engine(self, point: Point) -> None:
+        await self._stop_engine()
+        self._progress.note(f"starting the engine for {point.kv}")
+        self._backend = self._make_backend(point)
+        await self._backend.start()
+        self._manifest.add_engine(kv=point.kv, **dataclasses.asdict(self._backend.info))
+
+    async def _stop_engine(self) -> None:
+        if self._backend:
+            await self._backend.stop()
+            self._backend = None
+
+    def _make_backend(self, point: Point) -> Backend:
+        engine, bound = self._run.engine, point.bound
+        if self._run.target.name == "null":
+            return NullBackend(
+                tokens_out=self._run.model.tokens_out, num_blocks=engine.num_blocks - 1, block_size=engine.block_size
+            )
+        from metronome.backends.vllm_stream import EngineOptions, VllmStreamBackend  # seconds to import: only if used
+
+        reports = self._directory / "plugin" / point.kv
+        reports.mkdir(parents=True, exist_ok=True)
+        options = EngineOptions(
+            **dataclasses.asdict(engine),
+            bound={"window": bound.window, "sinks": bound.sinks, "positions": bound.positions} if bound else None,
+            log_file=self._directory / "engine.log",
+            report_dir=reports,
+        )
+        return VllmStreamBackend(self._run.model, options)
+
+    async def _run_point(self, point: Point, turns: Turns, writer: TraceWriter) -> dict[str, Any]:
+        assert self._backend is not None
+        run, info = self._run, self._backend.info
+        specs = run.workload.make_sessions(point.sessions)
+        tokens, period_ns = run.frame_tokens, run.workload.period_ms * NS_PER_MS
+        held = point.bound.held_tokens if point.bound else lambda n: n
+        sink = writer.point(self._facts(point))
+        shell = PointRun(
+            [PeriodicSession(spec, tokens.num_in, held) for spec in specs],
+            turns[: point.sessions],
+            self._backend,
+            sink,
+            sample_ns=run.out.sample_ms * NS_PER_MS,
+            drain_ns=DRAIN_PERIODS * period_ns,
+            observer=self._progress.observe,
+            name=point.point_id,
+        )
+        gc.collect()
+        gc.freeze()  # what exists by now need not be walked again while frames are due
+        try:
+            await shell.run()
+        finally:
+            gc.unfreeze()
+        if not await self._backend.drained(_DRAINED_S):
+            log.warning("%s: the engine did not free its sessions; it is replaced", point.point_id)
+            await self._stop_engine()
+        predicted_ns = predict_t_sat_ns(specs, tokens, info.num_blocks, info.block_size, point.bound)
+        return {
+            "point_id": point.point_id,
+            "model": run.model.name,
+            "weights": run.model.weights,
+            "kv": point.kv,
+            "sessions": point.sessions,
+            "predicted_t_sat_s": None if predicted_ns is None else predicted_ns / NS_PER_S,
+            **dataclasses.asdict(summarise(sink.trace())),
+        }
+
+    def _facts(self, point: Point) -> PointFacts:
+        assert self._backend is not None
+        run, info, bound = self._run, self._backend.info, point.bound
+        return PointFacts(
+            point_id=point.point_id,
+            experiment=run.name,
+            engine=info.name,
+            model=run.model.name,
+            weights=run.model.weights,
+            hardware=hardware(),
+            kv=point.kv,
+            window=bound.window if bound else None,
+            sinks=bound.sinks if bound else None,
+            positions=bound.positions if bound else None,
+            num_blocks=info.num_blocks,
+            block_size=info.block_size,
+            sessions=point.sessions,
+            phases=run.workload.phases,
+            period_ns=run.workload.period_ms * NS_PER_MS,
+            deadline_ns=run.workload.deadline_ms * NS_PER_MS,
+            duration_ns=run.workload.duration_ns,
+            tokens_in=run.frame_tokens.num_in,
+            tokens_out=run.frame_tokens.num_out,
+        )

@@ -1,0 +1,1 @@
+"""Metronome: real-time interaction models on a bounded KV cache."""

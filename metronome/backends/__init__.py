@@ -1,0 +1,1 @@
+"""Where frames go: a real engine or a stand-in that costs nothing."""

@@ -1,0 +1,97 @@
+"""The records everything else is made of. Times: integer nanoseconds since the point's start, monotonic clock."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+
+# Beyond this lag between release and send the load generator, not the engine, was late.
+HARNESS_LATE_NS = 10 * NS_PER_MS
+
+
+class FrameStatus(StrEnum):
+    """How a frame ended; exactly one per frame."""
+
+    OK = "ok"  # done by its deadline
+    LATE = "late"  # done after its deadline
+    EMPTY = "empty"  # the turn ended without a token
+    LOST = "lost"  # never produced by the end of the run
+    REFUSED = "refused"  # the session was not admitted
+    DROPPED = "dropped"  # the session was shed while the frame was due
+    IDLE_TIMEOUT = "idle_timeout"  # the session was ended for its silence
+    MAX_LEN = "max_len"  # the session met max_model_len
+    ENGINE_DEAD = "engine_dead"  # the engine process died
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSpec:
+    """When one session speaks: frame k is released at start_ns + phase_ns + k * period_ns, whatever the engine does."""
+
+    session_id: int
+    start_ns: int
+    phase_ns: int
+    period_ns: int
+    deadline_ns: int
+    num_frames: int
+
+    def __post_init__(self) -> None:
+        assert self.period_ns > 0 and self.deadline_ns > 0 and self.num_frames > 0
+        assert 0 <= self.phase_ns < self.period_ns, "a phase lies inside the period"
+
+    def release_ns(self, frame_idx: int) -> int:
+        return self.start_ns + self.phase_ns + frame_idx * self.period_ns
+
+    @property
+    def end_ns(self) -> int:
+        """Deadline of the last frame."""
+        return self.release_ns(self.num_frames - 1) + self.deadline_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameRecord:
+    """One frame of one session. None means that it did not happen; it is never written as 0."""
+
+    session_id: int
+    frame_idx: int
+    release_ns: int
+    sent_ns: int | None
+    first_token_ns: int | None
+    done_ns: int | None
+    deadline_ns: int
+    tokens_in: int
+    tokens_out: int
+    kv_tokens: int | None  # tokens the session holds in the cache once the frame is done
+    status: FrameStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnOutput:
+    """Tokens of one turn that arrived together.
+
+    num_sampled counts a stop token too, num_tokens only what is spoken. hit_max_len: the session met max_model_len and
+    ends.
+    """
+
+    num_tokens: int
+    num_sampled: int
+    turn_done: bool
+    hit_max_len: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSample:
+    """The engine's own state at one tick of the frame clock, whether or not it makes progress."""
+
+    t_ns: int
+    blocks_used: int
+    blocks_total: int
+    running: int
+    waiting: int  # with or without blocks, deferred ones included: what vLLM calls num_requests_waiting
+    deferred: int  # of `waiting`: set aside by the scheduler, e.g. until their next chunk arrives
+    preemptions: int  # cumulative
+    tokens_out: int  # cumulative, all sessions
+    stats_age_ns: int | None  # since the engine last reported
+    # What the engine itself observed since the previous sample, as its own metrics would count it.
+    ttft_ms: tuple[float, ...] = field(default=())
+    inter_token_ms: tuple[float, ...] = field(default=())

@@ -1,0 +1,13 @@
+"""The KV bound as a vLLM plugin, loaded in every vLLM process through `vllm.general_plugins`.
+
+Options travel in vLLM's own configuration:
+`additional_config={"metronome": {"window": 512, "sinks": 4, "positions": "anchor"}}`.
+Without them every class is stock.
+"""
+
+
+def register() -> None:
+    """Make the bound known to this process; cheap, and harmless to call again."""
+    from metronome.plugin import compat
+
+    compat.register()

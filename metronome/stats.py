@@ -1,0 +1,122 @@
+"""From a trace to results: quantiles that keep frames which never finished, and the collapse and its cause."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from metronome.frames import HARNESS_LATE_NS, NS_PER_MS, NS_PER_S, FrameStatus
+from metronome.trace import Trace
+from metronome.window import blocks_for
+
+COLLAPSE_PERIODS = 3  # silence of all sessions for this long, while input goes on, is a collapse
+MAX_HARNESS_LATE = 0.001  # above this share of frames sent late, a run says nothing about the engine
+_NEVER_STARTED = (FrameStatus.REFUSED, FrameStatus.DROPPED)  # frames the engine never saw
+
+Nanoseconds = NDArray[np.float64]  # inf: never
+
+
+def quantile(values: Nanoseconds, q: float) -> float | None:
+    """The smallest value that a share q of all values does not exceed; None without values."""
+    return float(np.quantile(values, q, method="inverted_cdf")) if len(values) else None
+
+
+def done_ns(frames: pd.DataFrame) -> Nanoseconds:
+    """When each frame was done; inf for a frame that never was."""
+    done: Nanoseconds = frames.done_ns.to_numpy(dtype=float, na_value=np.inf)
+    return done
+
+
+def engine_latency_ns(frames: pd.DataFrame) -> Nanoseconds:
+    """done - release, from the planned release: a late send is part of the latency, not an excuse for it."""
+    latency: Nanoseconds = done_ns(frames) - frames.release_ns.to_numpy(dtype=float)
+    return latency
+
+
+def frontend_latency_ns(frames: pd.DataFrame) -> Nanoseconds:
+    """min(done, deadline) - release: at the deadline a full-duplex front end plays what it has, silence included."""
+    deadline = frames.deadline_ns.to_numpy(dtype=float)
+    latency: Nanoseconds = np.minimum(done_ns(frames), deadline) - frames.release_ns.to_numpy(dtype=float)
+    return latency
+
+
+def token_times_ns(frames: pd.DataFrame) -> Nanoseconds:
+    """Sorted times at which some session is known to have produced tokens: first tokens and ends of turns."""
+    spoken = frames[frames.tokens_out > 0]
+    return np.sort(pd.concat([spoken.first_token_ns, spoken.done_ns]).dropna().to_numpy(dtype=float))
+
+
+def find_collapse_ns(frames: pd.DataFrame, period_ns: int) -> float | None:
+    """Time of the last token before the first silence of COLLAPSE_PERIODS periods that input did not share, or None."""
+    first_ns, last_ns = float(frames.release_ns.min()), float(frames.release_ns.max())
+    times = np.concatenate([[first_ns], token_times_ns(frames), [np.inf]])
+    for before, after in zip(times[:-1], times[1:], strict=True):
+        # The silence must end in input, or the sessions had simply nothing left to say.
+        if after - before > COLLAPSE_PERIODS * period_ns and last_ns >= before + COLLAPSE_PERIODS * period_ns:
+            return float(before)
+    return None
+
+
+def find_cause(point: pd.Series, frames: pd.DataFrame, pool: pd.DataFrame, collapse_ns: float) -> str:
+    """Why the sessions fell silent at `collapse_ns`: engine_dead, max_len, kv_full or compute."""
+    lost = frames[frames.release_ns > collapse_ns].status
+    for status in (FrameStatus.ENGINE_DEAD, FrameStatus.MAX_LEN):
+        if (lost == status).any():
+            return str(status)
+    silent = pool[pool.t_ns > collapse_ns + point.period_ns]
+    free = (silent.blocks_total - silent.blocks_used).median()
+    per_frame = blocks_for(point.tokens_in + point.tokens_out, point.block_size)
+    starved = (
+        bool(len(silent)) and free < per_frame + 1 and silent.running.median() == 0 and silent.waiting.median() > 0
+    )
+    return "kv_full" if starved else "compute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The results of one point. Latencies in ms; inf where the quantile falls on a frame that never came."""
+
+    outcome: str  # survived, collapsed or invalid
+    cause: str | None
+    t_collapse_s: float | None
+    frames: dict[str, int]  # count per status, zeros included
+    engine_latency_ms: dict[str, float | None]
+    frontend_latency_ms: dict[str, float | None]
+    rho_max: float
+    preemptions: int
+    harness_late: int
+
+
+def summarise(trace: Trace) -> Summary:
+    """Results of a trace that holds exactly one point."""
+    assert len(trace.points) == 1, "summarise one point at a time: trace.of(point_id)"
+    point, frames, pool = trace.points.iloc[0], trace.frames, trace.pool
+    collapse_ns = find_collapse_ns(frames, point.period_ns)
+    late = count_harness_late(frames)
+    outcome = "survived" if collapse_ns is None else "collapsed"
+    own = frames[~frames.status.isin(_NEVER_STARTED)]
+    return Summary(
+        outcome="invalid" if late > MAX_HARNESS_LATE * len(frames) else outcome,
+        cause=None if collapse_ns is None else find_cause(point, frames, pool, collapse_ns),
+        t_collapse_s=None if collapse_ns is None else collapse_ns / NS_PER_S,
+        frames={str(status): int((frames.status == status).sum()) for status in FrameStatus},
+        engine_latency_ms=_quantiles_ms(engine_latency_ns(own)),
+        frontend_latency_ms=_quantiles_ms(frontend_latency_ns(own)),
+        rho_max=float((pool.blocks_used / pool.blocks_total).max()),
+        preemptions=int(pool.preemptions.max()),
+        harness_late=late,
+    )
+
+
+def count_harness_late(frames: pd.DataFrame) -> int:
+    """Frames sent more than HARNESS_LATE_NS after their release, or never although their session lived."""
+    late = frames.sent_ns - frames.release_ns > HARNESS_LATE_NS
+    unsent = frames.sent_ns.isna() & (frames.status == FrameStatus.LOST)
+    return int((late.fillna(False) | unsent).sum())
+
+
+def _quantiles_ms(latency_ns: Nanoseconds) -> dict[str, Any]:
+    found = {f"p{q}": quantile(latency_ns, q / 100) for q in (50, 95, 99)}
+    return {name: None if value is None else value / NS_PER_MS for name, value in found.items()}
