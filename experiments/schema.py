@@ -3,10 +3,10 @@
 import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from metronome.models import ModelProfile
@@ -15,6 +15,7 @@ from metronome.window import Bound, blocks_for
 from metronome.workload import Workload
 
 _strict = ConfigDict(extra="forbid")
+Positive = Annotated[int, Field(ge=1)]
 
 
 class ConfigError(ValueError):
@@ -33,11 +34,13 @@ class Kv:
 
 @dataclass(frozen=True, kw_only=True, config=_strict)
 class Engine:
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    """vLLM's own options by vLLM's own names; num_blocks is its num_gpu_blocks_override."""
+
+    num_blocks: Positive
+    block_size: Positive
+    max_model_len: Positive
+    max_num_seqs: Positive
+    max_num_batched_tokens: Positive
     seed: int
 
 
@@ -62,7 +65,7 @@ class Speech:
 @dataclass(frozen=True, kw_only=True, config=_strict)
 class Out:
     dir: Path | None
-    sample_ms: int
+    sample_ms: Positive  # the pool is sampled this often
 
 
 @dataclass(frozen=True, kw_only=True, config=_strict)
@@ -143,8 +146,12 @@ def _check(run: Run) -> None:
                 f"workload.sessions has {num_sessions}, engine.max_num_seqs={run.engine.max_num_seqs}: "
                 f"set engine.max_num_seqs to {num_sessions} or more"
             )
-    if run.out.sample_ms < 1:
-        raise ConfigError(f"out.sample_ms={run.out.sample_ms}: must be 1 ms or more")
+    per_frame = run.frame_tokens.growth
+    if run.engine.max_model_len <= per_frame:
+        raise ConfigError(
+            f"engine.max_model_len={run.engine.max_model_len}: one frame alone takes {per_frame} tokens; "
+            "raise it, or shorten workload.period_ms"
+        )
     for mode in run.kv.modes:
         _check_pool(run, run.bound(mode))
     _check_files(run)
@@ -160,7 +167,7 @@ def _check_pool(run: Run, bound: Bound | None) -> None:
             f"engine.num_blocks to {need + 1} or more, or engine.max_model_len to {usable * engine.block_size} or less"
         )
     else:
-        # vLLM reserves for two batches in flight: a window's blocks are freed when the step that passed them has settled.
+        # vLLM reserves for two batches in flight: blocks behind a window are freed once the step that left them settled.
         need = bound.max_blocks(min(2 * engine.max_num_batched_tokens, engine.max_model_len))
         fix = f"engine.num_blocks to {need + 1} or more, or kv.window or engine.max_num_batched_tokens lower"
     if usable < need:
@@ -173,9 +180,8 @@ def _check_pool(run: Run, bound: Bound | None) -> None:
 def _check_files(run: Run) -> None:
     from metronome.audio import find_clips  # brings librosa: only once the rest is known to be right
 
-    if run.target.name == "vllm" and run.model.checkpoint.startswith((".", "/")):
-        if not (Path(run.model.checkpoint) / "config.json").exists():
-            raise ConfigError(
-                f"model.checkpoint={run.model.checkpoint}: no checkpoint there; build it with: make setup"
-            )
+    checkpoint = run.model.checkpoint
+    local = checkpoint.startswith((".", "/"))  # else a hub id
+    if run.target.name == "vllm" and local and not (Path(checkpoint) / "config.json").exists():
+        raise ConfigError(f"model.checkpoint={checkpoint}: no checkpoint there; build it with: make setup")
     find_clips(run.speech.dir)

@@ -3,6 +3,11 @@
 import dataclasses
 import gc
 import logging
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +58,32 @@ def make_points(run: Run) -> list[Point]:
     ]
 
 
+@contextmanager
+def _output_to(path: Path) -> Iterator[None]:
+    """Send what this process prints, and what children started meanwhile ever print, to a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(fd) for fd in (1, 2)]
+    with path.open("ab") as file:
+        for fd in (1, 2):
+            os.dup2(file.fileno(), fd)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for fd, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, fd)
+            os.close(copy)
+
+
+def _last_error(log_file: Path) -> str | None:
+    """The last exception an engine process logged: the cause that the front end only points at."""
+    found = re.findall(r"^.*?(\w*(?:Error|Exception): .+)$", log_file.read_text(errors="replace"), re.MULTILINE)
+    causes = [line for line in found if "Engine core initialization failed" not in line]
+    return causes[-1] if causes else None
+
+
 class Sweep:
     """Runs the points of one configuration into one run directory."""
 
@@ -96,8 +127,15 @@ class Sweep:
     async def _replace_engine(self, point: Point) -> None:
         await self._stop_engine()
         self._progress.note(f"starting the engine for {point.kv}")
-        self._backend = self._make_backend(point)
-        await self._backend.start()
+        log_file = self._directory / "engine.log"
+        with _output_to(log_file):
+            self._backend = self._make_backend(point)
+            try:
+                await self._backend.start()
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"the engine did not start: {_last_error(log_file) or error}; see {log_file}"
+                ) from error
         self._manifest.add_engine(kv=point.kv, **dataclasses.asdict(self._backend.info))
 
     async def _stop_engine(self) -> None:

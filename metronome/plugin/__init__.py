@@ -7,7 +7,9 @@ Without them every class is stock.
 
 
 def register() -> None:
-    """Make the bound known to this process; cheap, and harmless to call again."""
-    from metronome.plugin import compat
+    """Make the bound known to this process; harmless to call again."""
+    from metronome.plugin import compat, kv_cache
 
-    compat.register()
+    compat.register_spec(kv_cache.SinkWindowSpec, kv_cache.SinkWindowManager)
+    for name in compat.backend_names():
+        compat.register_attention(name, f"metronome.plugin.attention.{name}")

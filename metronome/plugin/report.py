@@ -23,3 +23,14 @@ def write(report_dir: str | None, role: str, **facts: Any) -> dict[str, Any]:
 def read(report_dir: str | Path) -> list[dict[str, Any]]:
     """Every report in `report_dir`: a bounded engine has at least one of each role."""
     return [json.loads(path.read_text()) for path in sorted(Path(report_dir).glob("*.json"))]
+
+
+def sentence(record: dict[str, Any]) -> str:
+    """One line for the log: who runs which bound."""
+    size = record["block_size"]
+    return (
+        f"pid {record['pid']} ({record['process']}), {record['role']} {record['class']}, "
+        f"window {record['window']} tokens = {record['window_blocks']} blocks of {size}, "
+        f"sinks {record['sinks']} tokens = {record['sink_blocks']} blocks, "
+        f"positions {record['positions']}, vLLM {record['vllm']}"
+    )

@@ -1,0 +1,108 @@
+"""Claims C1 and C4: unbounded, latency is flat and then one step to never; bounded, the same load goes on."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from figures import style
+from metronome.frames import NS_PER_MS, NS_PER_S
+from metronome.saturation import FrameTokens, predict_t_sat_ns
+from metronome.stats import engine_latency_ns, quantile
+from metronome.trace import Trace
+from metronome.workload import Workload
+
+NAME, EXPERIMENT = "cliff", "cliff_sweep"
+
+
+def points(trace: Trace) -> pd.DataFrame:
+    """One row per mark: series "time" (x in s, y = p50 latency in ms), "load" (x = N, y = p95), "t_sat" (x in s)."""
+    rows = []
+    for point in trace.points.itertuples():
+        frames = trace.of(point.point_id).frames
+        base = {"kv": point.kv, "bounded": point.kv != "unbounded", "sessions": point.sessions}
+        for _, group in frames.groupby("frame_idx"):
+            latency = quantile(engine_latency_ns(group), 0.5)
+            rows.append(base | {"series": "time", "x": group.release_ns.min() / NS_PER_S, "y": latency / NS_PER_MS})
+        p95 = quantile(engine_latency_ns(frames), 0.95)
+        rows.append(base | {"series": "load", "x": point.sessions, "y": p95 / NS_PER_MS})
+        if (t_sat := _predicted_s(point)) is not None:
+            rows.append(base | {"series": "t_sat", "x": t_sat, "y": np.nan})
+    return pd.DataFrame(rows)
+
+
+def _predicted_s(point: object) -> float | None:
+    """When the block arithmetic says the pool is full; only the unbounded engine's ever is."""
+    if point.window is not None and not pd.isna(point.window):
+        return None
+    workload = Workload(
+        period_ms=point.period_ns // NS_PER_MS,
+        deadline_ms=point.deadline_ns // NS_PER_MS,
+        duration_s=point.duration_ns / NS_PER_S,
+        phases=point.phases,
+    )
+    tokens = FrameTokens(num_in=point.tokens_in, num_out=point.tokens_out)
+    t_sat = predict_t_sat_ns(workload.make_sessions(point.sessions), tokens, point.num_blocks, point.block_size)
+    return None if t_sat is None else t_sat / NS_PER_S
+
+
+def draw(trace: Trace) -> Figure:
+    marks = points(trace)
+    deadline_ms = trace.points.deadline_ns.iloc[0] / NS_PER_MS
+    figure = Figure(figsize=(style.TEXT_IN, 2.7))
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
+    finite = marks.y[np.isfinite(marks.y)]
+    never_ms = 10 ** np.ceil(np.log10(max(finite.max(), deadline_ms)) + 0.6)
+    _draw_time(left, marks, never_ms)
+    _draw_load(right, marks, never_ms)
+    for ax in (left, right):
+        _draw_scale(ax, never_ms, finite.min(), deadline_ms)
+    left.set_ylabel("engine latency (ms, log)")
+    figure.supxlabel(style.provenance(trace), fontsize=6, color=style.MUTED)
+    return figure
+
+
+def _draw_scale(ax: Axes, never_ms: float, low_ms: float, deadline_ms: float) -> None:
+    ax.set_yscale("log")
+    ax.set_ylim(low_ms / 2, never_ms * 1.6)
+    ticks = [t for t in (10, 100, 1000, 10_000) if low_ms / 2 < t < never_ms]
+    ax.set_yticks([*ticks, never_ms], [*(f"{t:,}" for t in ticks), "never"])
+    ax.minorticks_off()
+    ax.axhline(deadline_ms, color=style.MUTED, linewidth=0.7, linestyle=":", zorder=0)
+
+
+def _draw_time(ax: Axes, marks: pd.DataFrame, never_ms: float) -> None:
+    series = marks[marks.series == "time"]
+    most = series.sessions.max()
+    bounded = series[series.bounded & (series.sessions == most)]
+    ax.plot(bounded.x, bounded.y, color=style.WINDOW, linestyle="--", label=f"{bounded.kv.iloc[0]}, N={most}")
+    predicted = marks[marks.series == "t_sat"].set_index("sessions").x
+    shades = np.linspace(0.45, 1.0, series.sessions.nunique())
+    for shade, (sessions, line) in zip(shades, series[~series.bounded].groupby("sessions"), strict=True):
+        y = np.where(np.isfinite(line.y), line.y, never_ms)
+        ax.plot(line.x, y, color=style.UNBOUNDED, alpha=shade, drawstyle="steps-post", label=_unbounded(sessions))
+        end = line[~np.isfinite(line.y)]
+        if len(end):
+            ax.annotate(f"N={sessions}", (end.x.iloc[0], never_ms), (2, 3), textcoords="offset points", fontsize=7)
+        if sessions in predicted:
+            ax.axvline(predicted[sessions], color="black", linewidth=0.7, linestyle=(0, (1, 2)), zorder=0)
+    ax.plot([], [], color="black", linewidth=0.7, linestyle=(0, (1, 2)), label="predicted $t_{sat}$")
+    ax.set_xlabel("time of the frame's release (s)")
+    ax.set_title("(a) median of the frame over sessions")
+    ax.legend(loc="center left", bbox_to_anchor=(0.0, 0.60), ncols=2)
+
+
+def _unbounded(sessions: int) -> str:
+    return f"unbounded, N={sessions}"
+
+
+def _draw_load(ax: Axes, marks: pd.DataFrame, never_ms: float) -> None:
+    for bounded, line in marks[marks.series == "load"].groupby("bounded"):
+        y = np.where(np.isfinite(line.y), line.y, never_ms)
+        ax.plot(line.x, y, **style.KV_STYLE[bounded])
+        ax.annotate(
+            line.kv.iloc[0], (line.x.iloc[-1], y[-1]), (0, -10), textcoords="offset points", ha="right", fontsize=7
+        )
+    ax.annotate("deadline", (ax.get_xlim()[0], 1), (2, 2), textcoords="offset points", fontsize=6, color=style.MUTED)
+    ax.set_xlabel("concurrent sessions N")
+    ax.set_title("(b) 95th percentile of all frames of a run")

@@ -1,0 +1,63 @@
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metronome.frames import NS_PER_MS, NS_PER_S
+from metronome.saturation import FrameTokens, first_order_t_sat_ns, peak_blocks, predict_t_sat_ns
+from metronome.window import Bound, blocks_for
+from metronome.workload import Workload
+
+VOICE = FrameTokens(num_in=25, num_out=4)
+
+
+def sessions(num_sessions, duration_s=60, phases="spread"):
+    return Workload(period_ms=1000, deadline_ms=1000, duration_s=duration_s, phases=phases).make_sessions(num_sessions)
+
+
+def brute_force(specs, tokens, num_blocks, block_size):
+    """Token by token: every session's cache written out, blocks counted from scratch."""
+    cached = {s.session_id: 0 for s in specs}
+    events = sorted((s.release_ns(k), s.session_id) for s in specs for k in range(s.num_frames))
+    for release_ns, session_id in events:
+        for _ in range(tokens.num_in + tokens.num_out - 1):
+            cached[session_id] += 1
+            if sum(blocks_for(n, block_size) for n in cached.values()) > num_blocks:
+                return release_ns
+    return None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 60), st.integers(1, 8), st.integers(8, 200), st.sampled_from([16, 32, 64]))
+def test_prediction_equals_counting_every_token(num_sessions, num_in, num_out, num_blocks, block_size):
+    tokens = FrameTokens(num_in=num_in, num_out=num_out)
+    specs = sessions(num_sessions, duration_s=30)
+    assert predict_t_sat_ns(specs, tokens, num_blocks, block_size) == brute_force(specs, tokens, num_blocks, block_size)
+
+
+def test_the_stall_seen_on_the_engine():
+    # 8 sessions, 63 usable blocks of 32: the engine answered 8 frames of each session but the last one's ninth.
+    assert predict_t_sat_ns(sessions(8), VOICE, 63, 32) == 8 * NS_PER_S + 875 * NS_PER_MS
+
+
+def test_a_pool_that_is_never_filled_has_no_saturation():
+    assert predict_t_sat_ns(sessions(4, duration_s=40), VOICE, 149, 32) is None
+
+
+def test_a_bounded_load_saturates_only_if_its_plateau_does_not_fit():
+    bound = Bound(window=256, sinks=4, block_size=32)
+    plateau = max(peak_blocks(k, VOICE, 32, bound) for k in range(200))
+    assert plateau <= bound.max_blocks(25)
+    assert predict_t_sat_ns(sessions(8, duration_s=200), VOICE, 8 * plateau, 32, bound) is None
+    assert predict_t_sat_ns(sessions(8, duration_s=200), VOICE, 8 * (plateau - 2), 32, bound) is not None
+
+
+def test_the_first_order_line_is_within_a_block_per_session_of_the_exact_time():
+    for num_sessions in (4, 8, 12):
+        line = first_order_t_sat_ns(num_sessions, VOICE, NS_PER_S, 149, 32)
+        exact = predict_t_sat_ns(sessions(num_sessions, duration_s=100), VOICE, 149, 32)
+        assert line > exact  # rounding up to blocks fills the pool earlier, never later
+        assert line - exact < (32 / VOICE.growth + 1) * NS_PER_S
+
+
+def test_what_is_already_in_the_pool_brings_the_end_forward():
+    empty, half = (first_order_t_sat_ns(8, VOICE, NS_PER_S, 149, 32, rho0) for rho0 in (0.0, 0.5))
+    assert half == empty / 2

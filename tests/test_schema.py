@@ -1,0 +1,82 @@
+"""Every experiment composes and loads; what cannot be run is refused by name, before anything is started."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from experiments import schema
+
+CONF = Path(schema.__file__).parent / "conf"
+EXPERIMENTS = sorted(path.stem for path in (CONF / "exp").glob("*.yaml"))
+
+
+def load(*overrides):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return schema.load(compose("run", overrides=list(overrides)))
+
+
+@pytest.fixture(autouse=True)
+def at_root(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent.parent)
+
+
+def test_there_are_experiments():
+    assert {"cliff_sweep", "smoke"} <= set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_loads(name):
+    run = load(f"+exp={name}", "target=none")
+    assert run.name == name
+    assert (CONF / "exp" / f"{name}.yaml").read_text().startswith("# @package _global_\n")
+
+
+@pytest.mark.parametrize("group", ["kv", "workload", "model"])
+def test_every_choice_of_a_group_loads(group):
+    for path in (CONF / group).glob("*.yaml"):
+        load(f"{group}={path.stem}", "target=none")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("+kv.window_tokenz=5", r"kv.window_tokenz=5: unknown key; did you mean kv.window\?"),
+        ("+typo=1", "typo=1: unknown key; remove it"),
+        ("+engine.num_block=1", r"engine.num_block=1: unknown key; did you mean engine.num_blocks\?"),
+        ("+model.tokens_outt=1", r"model.tokens_outt=1: unknown key; did you mean model.tokens_out\?"),
+        ("workload.sessions=[0]", "workload.sessions has 0: each entry must be 1 or more"),
+        ("workload.sessions=[]", "workload.sessions=\\[\\]: name at least one"),
+        ("workload.sessions=[300]", "engine.max_num_seqs to 300 or more"),
+        ("workload.period_ms=30", "workload.period_ms=30: .* set a multiple of 40 ms"),
+        ("workload.duration_s=0.1", "workload.duration_s=0.1: shorter than one period"),
+        ("workload.phases=random", "workload.phases='random': must be one of"),
+        ("speech.dir=missing/", "speech.dir=missing: is no directory; .*speech.dir=data/speech"),
+        ("kv.window=16", "kv.window=16: smaller than one block of 32 tokens"),
+        ("kv.window=null", "kv.window=null: mode 'window' needs a size"),
+        ("kv.window=many", "kv.window='many': input should be a valid integer"),
+        ("kv.sinks=-1", "kv.sinks=-1"),
+        ("kv.positions=float", "kv.positions='float': must be one of keep, anchor"),
+        ("kv.modes=[]", "kv.modes=\\[\\]"),
+        ("kv.modes=[sliding]", "kv.modes.0='sliding'"),
+        ("engine.num_blocks=100", "engine.num_blocks=100: 99 usable blocks cannot hold one session, which needs 128"),
+        ("engine.num_blocks=20", "engine.num_blocks=20: 19 usable blocks cannot hold one session"),
+        ("engine.block_size=0", "engine.block_size=0"),
+        ("out.sample_ms=0", "out.sample_ms=0: input should be greater than or equal to 1"),
+        ("engine.max_model_len=28", "engine.max_model_len=28: one frame alone takes 28 tokens"),
+        ("model.weights=guessed", "model.weights='guessed'"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_by_name(override, message):
+    with pytest.raises(schema.ConfigError, match=message):
+        load("+exp=cliff_sweep", "target=none", override)
+
+
+def test_a_missing_checkpoint_is_refused_with_the_command_that_builds_it():
+    with pytest.raises(schema.ConfigError, match="model.checkpoint=./nowhere: no checkpoint there; .*make setup"):
+        load("model.checkpoint=./nowhere")
+
+
+def test_a_bounded_pool_need_not_hold_max_model_len():
+    run = load("kv=sinks", "engine.max_model_len=1000000", "target=none")
+    assert run.engine.max_model_len > run.engine.num_blocks * run.engine.block_size

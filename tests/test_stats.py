@@ -1,0 +1,114 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic import PERIOD_NS, facts, fill, frame, sample
+
+from metronome import stats, trace
+from metronome.frames import NS_PER_MS, NS_PER_S, FrameStatus
+
+
+def sink_of(tmp_path, **changes):
+    return trace.TraceWriter(tmp_path, "run").point(facts(**changes))
+
+
+@given(st.lists(st.floats(0, 1e12) | st.just(math.inf), min_size=1, max_size=200), st.floats(0.01, 0.99))
+def test_a_quantile_is_a_value_that_was_measured_and_covers_its_share(values, q):
+    found = stats.quantile(np.array(values), q)
+    assert found in values
+    assert sum(v <= found for v in values) / len(values) >= q - 1e-9
+    assert sum(v < found for v in values) / len(values) <= q + 1e-9
+
+
+def test_a_quantile_of_nothing_is_nothing():
+    assert stats.quantile(np.array([]), 0.5) is None
+
+
+def test_a_lost_frame_is_infinitely_late_for_the_engine_and_on_time_for_the_front_end(tmp_path):
+    sink = sink_of(tmp_path)
+    sink.frame(frame(0, 0, 200.0))
+    sink.frame(frame(0, 1, 1500.0))
+    sink.frame(frame(0, 2, None))
+    frames = sink.trace().frames
+    assert (stats.engine_latency_ns(frames) / NS_PER_MS).tolist() == [200.0, 1500.0, math.inf]
+    assert (stats.frontend_latency_ns(frames) / NS_PER_MS).tolist() == [200.0, 1000.0, 1000.0]
+
+
+def test_latency_counts_from_the_release_not_from_the_send(tmp_path):
+    sink = sink_of(tmp_path)
+    sink.frame(frame(0, 0, 200.0, sent_ns=150 * NS_PER_MS))
+    assert stats.engine_latency_ns(sink.trace().frames) == [200.0 * NS_PER_MS]
+
+
+def summary(tmp_path, point=None, **how):
+    sink = sink_of(tmp_path, **(point or {}))
+    fill(sink, **how)
+    return stats.summarise(sink.trace())
+
+
+def test_a_run_that_goes_on_survives(tmp_path):
+    result = summary(tmp_path)
+    assert (result.outcome, result.cause, result.t_collapse_s) == ("survived", None, None)
+    assert result.frames["ok"] == 40 and sum(result.frames.values()) == 40
+    assert result.engine_latency_ms == {"p50": 200.0, "p95": 200.0, "p99": 200.0}
+    assert result.rho_max == 38 / 40
+
+
+def test_silence_in_a_full_pool_is_kv_full_dated_by_its_last_token(tmp_path):
+    result = summary(tmp_path, stall_at=12)
+    assert (result.outcome, result.cause) == ("collapsed", "kv_full")
+    assert result.t_collapse_s == pytest.approx(11.5 + 0.2)
+    assert result.frames["lost"] == 16
+    assert result.engine_latency_ms["p95"] == math.inf
+    assert result.frontend_latency_ms["p99"] == 1000.0  # what makes the cliff silent
+
+
+def test_silence_in_a_pool_with_room_is_not_kv_full(tmp_path):
+    assert summary(tmp_path, stall_at=12, used_when_stalled=20).cause == "compute"
+    assert summary(tmp_path, stall_at=12, running_when_stalled=2).cause == "compute"
+
+
+def test_three_periods_make_a_collapse_and_less_does_not(tmp_path):
+    assert summary(tmp_path, stall_at=17).outcome == "survived"
+    assert summary(tmp_path, stall_at=15).outcome == "collapsed"
+
+
+def test_a_run_that_never_said_anything_collapsed_at_its_first_release(tmp_path):
+    result = summary(tmp_path, stall_at=0)
+    assert (result.outcome, result.t_collapse_s) == ("collapsed", 0.0)
+
+
+def test_a_stall_that_passes_is_still_a_collapse(tmp_path):
+    sink = sink_of(tmp_path)
+    for idx in range(20):
+        sink.frame(frame(0, idx, None if 5 <= idx < 10 else 200.0))
+    assert stats.find_collapse_ns(sink.trace().frames, PERIOD_NS) == 4.2 * NS_PER_S
+
+
+@pytest.mark.parametrize("status", [FrameStatus.ENGINE_DEAD, FrameStatus.MAX_LEN])
+def test_frames_that_name_a_cause_decide_it(tmp_path, status):
+    sink = sink_of(tmp_path)
+    for idx in range(20):
+        dead = idx >= 10
+        sink.frame(frame(0, idx, None if dead else 200.0, status if dead else None))
+        sink.pool(sample(idx, 40, 0, 2))
+    assert stats.summarise(sink.trace()).cause == str(status)
+
+
+def test_too_many_late_sends_make_a_run_invalid(tmp_path):
+    sink = sink_of(tmp_path)
+    fill(sink, num_frames=400)
+    sink.frame(frame(0, 400, 200.0, sent_ns=400 * PERIOD_NS + 11 * NS_PER_MS))
+    result = stats.summarise(sink.trace())
+    assert (result.harness_late, result.outcome) == (1, "invalid")
+
+
+def test_frames_of_a_dead_engine_are_not_the_harness_late(tmp_path):
+    sink = sink_of(tmp_path)
+    fill(sink)
+    sink.frame(frame(0, 20, None, FrameStatus.ENGINE_DEAD, sent_ns=None))
+    assert stats.count_harness_late(sink.trace().frames) == 0
+    sink.frame(frame(0, 21, None, sent_ns=None))
+    assert stats.count_harness_late(sink.trace().frames) == 1

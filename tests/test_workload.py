@@ -1,0 +1,50 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metronome.frames import NS_PER_MS
+from metronome.workload import Workload
+
+
+def workload(**changes):
+    return Workload(**({"period_ms": 1000, "deadline_ms": 1000, "duration_s": 10} | changes))
+
+
+@given(st.integers(1, 300), st.integers(80, 2000), st.integers(1, 50), st.sampled_from(["spread", "aligned"]))
+def test_releases_lie_on_an_absolute_schedule(num_sessions, period_ms, num_frames, phases):
+    load = workload(period_ms=period_ms, duration_s=num_frames * period_ms / 1000, phases=phases)
+    sessions = load.make_sessions(num_sessions)
+    assert len(sessions) == num_sessions
+    for spec in sessions:
+        releases = [spec.release_ns(k) for k in range(spec.num_frames)]
+        assert 0 <= releases[0] < period_ms * NS_PER_MS
+        assert {b - a for a, b in zip(releases, releases[1:], strict=False)} <= {period_ms * NS_PER_MS}
+        assert spec.end_ns == releases[-1] + spec.deadline_ns
+
+
+def test_spread_phases_leave_equal_gaps():
+    first = [s.release_ns(0) / NS_PER_MS for s in workload().make_sessions(8)]
+    assert first == [0, 125, 250, 375, 500, 625, 750, 875]
+
+
+def test_aligned_phases_release_everybody_at_once():
+    assert {s.release_ns(3) for s in workload(phases="aligned").make_sessions(8)} == {3000 * NS_PER_MS}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"period_ms": 0}, "workload.period_ms=0: must be 1 ms or more"),
+        ({"deadline_ms": -5}, "workload.deadline_ms=-5"),
+        ({"duration_s": 0.5}, "workload.duration_s=0.5: shorter than one period of 1000 ms"),
+        ({"phases": "random"}, "workload.phases='random': must be one of spread, aligned"),
+    ],
+)
+def test_impossible_workloads_are_refused_by_name(changes, message):
+    with pytest.raises(ValueError, match=message):
+        workload(**changes)
+
+
+def test_zero_sessions_are_refused():
+    with pytest.raises(ValueError, match="workload.sessions has 0"):
+        workload().make_sessions(0)
