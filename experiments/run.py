@@ -15,28 +15,34 @@ from omegaconf import DictConfig
 from experiments import schema
 from experiments.manifest import Manifest, config_hash
 
-_EXIT_REFUSED, _EXIT_INTERRUPTED = 2, 130
+_EXIT_FAILED, _EXIT_REFUSED, _EXIT_INTERRUPTED = 1, 2, 130
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="run")
 def main(config: DictConfig) -> None:
     try:
         run = schema.load(config)
+        directory = make_run_dir(run)
     except schema.ConfigError as error:
         sys.stderr.write(f"refused: {error}\n")
         sys.exit(_EXIT_REFUSED)
+    from experiments.sweep import EngineFailed  # brings pandas and librosa: a refusal need not wait for them
+
     try:
-        _execute(run)
+        _execute(run, directory)
+    except EngineFailed as error:
+        sys.stderr.write(f"failed: {error}\n")
+        sys.exit(_EXIT_FAILED)
     except KeyboardInterrupt:
+        sys.stderr.write(f"interrupted; what there is lies in {directory}\n")
         sys.exit(_EXIT_INTERRUPTED)
 
 
-def _execute(run: schema.Run) -> None:
-    from experiments.progress import Progress  # these bring in pandas and librosa: a refusal need not wait for them
+def _execute(run: schema.Run, directory: Path) -> None:
+    from experiments.progress import Progress
     from experiments.sweep import Sweep
     from metronome.trace import TraceWriter
 
-    directory = make_run_dir(run)
     logging.basicConfig(
         filename=directory / "run.log", level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
@@ -56,7 +62,10 @@ def _execute(run: schema.Run) -> None:
 def make_run_dir(run: schema.Run) -> Path:
     """A directory that no other run has: exclusive, so that two shells never share one."""
     if run.out.dir:
-        run.out.dir.mkdir(parents=True, exist_ok=False)
+        try:
+            run.out.dir.mkdir(parents=True, exist_ok=False)
+        except FileExistsError as error:
+            raise schema.ConfigError(f"out.dir={run.out.dir}: exists already; name a new directory") from error
         return run.out.dir
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     for suffix in ("", *(f"-{i}" for i in range(2, 100))):
@@ -66,7 +75,7 @@ def make_run_dir(run: schema.Run) -> Path:
         except FileExistsError:
             continue
         return directory
-    raise RuntimeError(f"runs/{run.name}/{stamp}-*: all taken")
+    raise schema.ConfigError(f"runs/{run.name}/{stamp}-*: all taken; name one with out.dir=...")
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ def _check_pool(run: Run, bound: Bound | None) -> None:
             f"engine.num_blocks to {need + 1} or more, or engine.max_model_len to {usable * engine.block_size} or less"
         )
     else:
-        # vLLM reserves for two batches in flight: blocks behind a window are freed once the step that left them settled.
+        # vLLM reserves for two batches in flight: blocks behind a window go once the step that left them has settled.
         need = bound.max_blocks(min(2 * engine.max_num_batched_tokens, engine.max_model_len))
         fix = f"engine.num_blocks to {need + 1} or more, or kv.window or engine.max_num_batched_tokens lower"
     if usable < need:

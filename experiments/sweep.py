@@ -3,17 +3,13 @@
 import dataclasses
 import gc
 import logging
-import os
-import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from experiments.enginelog import last_error, output_to
 from experiments.manifest import Manifest, hardware
 from experiments.progress import Progress
 from experiments.schema import Run
@@ -36,6 +32,10 @@ _DRAINED_S = 10.0  # a healthy engine frees ended sessions in milliseconds
 Turns = list[list[list[int]]]  # [session][frame][token]
 
 
+class EngineFailed(RuntimeError):
+    """The engine did not start; the message holds its own reason and where its log is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
     mode: str
@@ -56,32 +56,6 @@ def make_points(run: Run) -> list[Point]:
         for bound in [run.bound(mode)]
         for num_sessions in run.workload.sessions
     ]
-
-
-@contextmanager
-def _output_to(path: Path) -> Iterator[None]:
-    """Send what this process prints, and what children started meanwhile ever print, to a file."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept = [os.dup(fd) for fd in (1, 2)]
-    with path.open("ab") as file:
-        for fd in (1, 2):
-            os.dup2(file.fileno(), fd)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for fd, copy in zip((1, 2), kept, strict=True):
-            os.dup2(copy, fd)
-            os.close(copy)
-
-
-def _last_error(log_file: Path) -> str | None:
-    """The last exception an engine process logged: the cause that the front end only points at."""
-    found = re.findall(r"^.*?(\w*(?:Error|Exception): .+)$", log_file.read_text(errors="replace"), re.MULTILINE)
-    causes = [line for line in found if "Engine core initialization failed" not in line]
-    return causes[-1] if causes else None
 
 
 class Sweep:
@@ -128,14 +102,13 @@ class Sweep:
         await self._stop_engine()
         self._progress.note(f"starting the engine for {point.kv}")
         log_file = self._directory / "engine.log"
-        with _output_to(log_file):
+        with output_to(log_file):
             self._backend = self._make_backend(point)
             try:
                 await self._backend.start()
-            except RuntimeError as error:
-                raise RuntimeError(
-                    f"the engine did not start: {_last_error(log_file) or error}; see {log_file}"
-                ) from error
+            except (RuntimeError, ValueError) as error:
+                cause = last_error(log_file) or str(error)
+                raise EngineFailed(f"the engine did not start: {cause}; see {log_file}") from error
         self._manifest.add_engine(kv=point.kv, **dataclasses.asdict(self._backend.info))
 
     async def _stop_engine(self) -> None:

@@ -13,6 +13,7 @@ from metronome.trace import Trace
 from metronome.workload import Workload
 
 NAME, EXPERIMENT = "cliff", "cliff_sweep"
+_PREDICTED = {"color": "black", "linewidth": 0.8, "linestyle": (0, (1, 2))}
 
 
 def points(trace: Trace) -> pd.DataFrame:
@@ -23,7 +24,7 @@ def points(trace: Trace) -> pd.DataFrame:
         base = {"kv": point.kv, "bounded": point.kv != "unbounded", "sessions": point.sessions}
         for _, group in frames.groupby("frame_idx"):
             latency = quantile(engine_latency_ns(group), 0.5)
-            rows.append(base | {"series": "time", "x": group.release_ns.min() / NS_PER_S, "y": latency / NS_PER_MS})
+            rows.append(base | {"series": "time", "x": group.release_ns.median() / NS_PER_S, "y": latency / NS_PER_MS})
         p95 = quantile(engine_latency_ns(frames), 0.95)
         rows.append(base | {"series": "load", "x": point.sessions, "y": p95 / NS_PER_MS})
         if (t_sat := _predicted_s(point)) is not None:
@@ -58,6 +59,7 @@ def draw(trace: Trace) -> Figure:
     for ax in (left, right):
         _draw_scale(ax, never_ms, finite.min(), deadline_ms)
     left.set_ylabel("engine latency (ms, log)")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=3)
     figure.supxlabel(style.provenance(trace), fontsize=6, color=style.MUTED)
     return figure
 
@@ -69,6 +71,8 @@ def _draw_scale(ax: Axes, never_ms: float, low_ms: float, deadline_ms: float) ->
     ax.set_yticks([*ticks, never_ms], [*(f"{t:,}" for t in ticks), "never"])
     ax.minorticks_off()
     ax.axhline(deadline_ms, color=style.MUTED, linewidth=0.7, linestyle=":", zorder=0)
+    ax.annotate("deadline", (1, deadline_ms), (0, 2), xycoords=("axes fraction", "data"), textcoords="offset points",
+                ha="right", fontsize=6, color=style.MUTED)  # fmt: skip
 
 
 def _draw_time(ax: Axes, marks: pd.DataFrame, never_ms: float) -> None:
@@ -77,23 +81,18 @@ def _draw_time(ax: Axes, marks: pd.DataFrame, never_ms: float) -> None:
     bounded = series[series.bounded & (series.sessions == most)]
     ax.plot(bounded.x, bounded.y, color=style.WINDOW, linestyle="--", label=f"{bounded.kv.iloc[0]}, N={most}")
     predicted = marks[marks.series == "t_sat"].set_index("sessions").x
-    shades = np.linspace(0.45, 1.0, series.sessions.nunique())
-    for shade, (sessions, line) in zip(shades, series[~series.bounded].groupby("sessions"), strict=True):
+    for sessions, line in series[~series.bounded].groupby("sessions"):
         y = np.where(np.isfinite(line.y), line.y, never_ms)
-        ax.plot(line.x, y, color=style.UNBOUNDED, alpha=shade, drawstyle="steps-post", label=_unbounded(sessions))
-        end = line[~np.isfinite(line.y)]
-        if len(end):
-            ax.annotate(f"N={sessions}", (end.x.iloc[0], never_ms), (2, 3), textcoords="offset points", fontsize=7)
+        label = "unbounded" if sessions == most else None
+        ax.plot(line.x, y, color=style.UNBOUNDED, drawstyle="steps-post", linewidth=1, label=label)
+        at = (line.x.to_numpy()[np.isfinite(line.y)].max(), never_ms)  # where the step to "never" begins
+        if not np.isfinite(line.y).all():
+            ax.annotate(f"N={sessions}", at, (4, 3), textcoords="offset points", fontsize=7)
         if sessions in predicted:
-            ax.axvline(predicted[sessions], color="black", linewidth=0.7, linestyle=(0, (1, 2)), zorder=0)
-    ax.plot([], [], color="black", linewidth=0.7, linestyle=(0, (1, 2)), label="predicted $t_{sat}$")
+            ax.axvline(predicted[sessions], **_PREDICTED, zorder=0)
+    ax.plot([], [], **_PREDICTED, label="predicted $t_{sat}$")
     ax.set_xlabel("time of the frame's release (s)")
     ax.set_title("(a) median of the frame over sessions")
-    ax.legend(loc="center left", bbox_to_anchor=(0.0, 0.60), ncols=2)
-
-
-def _unbounded(sessions: int) -> str:
-    return f"unbounded, N={sessions}"
 
 
 def _draw_load(ax: Axes, marks: pd.DataFrame, never_ms: float) -> None:
@@ -103,6 +102,5 @@ def _draw_load(ax: Axes, marks: pd.DataFrame, never_ms: float) -> None:
         ax.annotate(
             line.kv.iloc[0], (line.x.iloc[-1], y[-1]), (0, -10), textcoords="offset points", ha="right", fontsize=7
         )
-    ax.annotate("deadline", (ax.get_xlim()[0], 1), (2, 2), textcoords="offset points", fontsize=6, color=style.MUTED)
     ax.set_xlabel("concurrent sessions N")
     ax.set_title("(b) 95th percentile of all frames of a run")

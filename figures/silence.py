@@ -11,7 +11,7 @@ from metronome.stats import find_collapse_ns, frontend_latency_ns, quantile
 from metronome.trace import Trace
 
 NAME, EXPERIMENT = "silence", "cliff_sweep"
-_BINS_MS = {"ttft": np.geomspace(10, 1000, 25), "inter_token": np.geomspace(10, 1000, 25)}
+_BINS_MS = {name: np.geomspace(10, 10_000, 37) for name in ("ttft", "inter_token")}
 
 
 def points(trace: Trace) -> pd.DataFrame:
@@ -81,7 +81,7 @@ def _draw_time(axes: list[Axes], marks: pd.DataFrame, point: pd.Series) -> None:
     collapse_s = marks[marks.series == "collapse"].x.item()
     panels = (
         ("frontend_p99", "front-end\np99 (ms)", style.WINDOW, (0, 1.15 * deadline_ms)),
-        ("frontend_miss", "front-end\nmisses", style.WINDOW, (-0.05, 1.05)),
+        ("frontend_miss", "front-end misses\n(share)", style.WINDOW, (-0.05, 1.05)),
         ("spoken", "frames with\noutput per s", style.UNBOUNDED, (0, None)),
     )
     for ax, (series, label, color, limits) in zip(axes, panels, strict=True):
@@ -105,6 +105,8 @@ def _draw_histogram(ax: Axes, marks: pd.DataFrame, name: str, label: str) -> Non
         text = f"{part} the last token: {int(counts.sum())} observations"
         ax.bar(edges[:-1], counts, np.diff(edges), align="edge", color=color, hatch=hatch, label=text)
     ax.set_xscale("log")
+    ax.set_xticks(ticks := (10, 100, 1000, 10_000), [f"{t:,}" for t in ticks])
+    ax.minorticks_off()
     ax.set_xlabel(label)
     ax.set_ylabel("count")
     ax.set_ylim(0, 1.5 * max(1, ax.get_ylim()[1]))

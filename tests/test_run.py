@@ -1,0 +1,89 @@
+"""The command itself, on the engine that costs nothing."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from experiments.manifest import _strict
+from metronome import trace
+
+ROOT = Path(__file__).parent.parent
+
+
+def command(*overrides):
+    return [sys.executable, "-m", "experiments.run", "target=none", "workload.period_ms=40", *overrides]
+
+
+def run(*overrides, **kwargs):
+    return subprocess.run(command(*overrides), cwd=ROOT, capture_output=True, text=True, check=False, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "one"
+    done = run("kv=compare", "workload.sessions=[2,3]", "workload.duration_s=1", f"out.dir={out}")
+    assert done.returncode == 0, done.stderr
+    return out, done.stdout
+
+
+def test_the_run_directory_holds_manifest_and_trace(finished):
+    out, _ = finished
+    manifest = json.loads((out / "manifest.json").read_text(), parse_constant=pytest.fail)
+    assert manifest["status"] == "complete"
+    assert [p["point_id"] for p in manifest["points"]] == [
+        "unbounded-n2", "unbounded-n3", "window256+4-n2", "window256+4-n3",
+    ]  # fmt: skip
+    keys = {"point_id", "model", "kv", "sessions", "outcome", "cause", "t_collapse_s", "predicted_t_sat_s", "frames",
+            "engine_latency_ms", "frontend_latency_ms", "rho_max"}  # fmt: skip
+    for point in manifest["points"]:
+        assert keys <= set(point)
+        assert sum(point["frames"].values()) == point["sessions"] * 25
+    assert len(trace.read(out, "run").frames) == 2 * (2 + 3) * 25
+
+
+def test_the_table_has_a_row_per_point(finished):
+    _, printed = finished
+    rows = [line for line in printed.splitlines() if line.startswith("│")]
+    assert [row.split("│")[2].strip() for row in rows] == ["2", "3", "2", "3"]
+    assert all(row.split("│")[3].strip() == "survived" for row in rows)
+
+
+def test_a_directory_is_never_shared(finished):
+    out, _ = finished
+    done = run("workload.duration_s=1", f"out.dir={out}")
+    assert done.returncode == 2 and "exists already; name a new directory" in done.stderr
+
+
+def test_a_refusal_needs_no_engine_and_leaves_no_directory(tmp_path):
+    done = run("+kv.window_tokenz=5", f"out.dir={tmp_path / 'new'}", timeout=30)
+    assert done.returncode == 2
+    assert done.stderr == "refused: kv.window_tokenz=5: unknown key; did you mean kv.window?\n"
+    assert not (tmp_path / "new").exists()
+
+
+def test_ctrl_c_keeps_what_there_is(tmp_path):
+    out = tmp_path / "cut"
+    child = subprocess.Popen(
+        command("workload.duration_s=60", f"out.dir={out}"), cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    until = time.monotonic() + 60
+    while not list(out.glob("frames/*.parquet")) and time.monotonic() < until:
+        time.sleep(0.1)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert f"interrupted; what there is lies in {out}" in errors
+    assert json.loads((out / "manifest.json").read_text())["status"] == "interrupted"
+    frames = trace.read(out, "run").frames
+    assert 0 < len(frames) < 8 * 1500
+
+
+def test_json_has_no_infinity():
+    assert json.dumps(_strict({"p99": float("inf"), "x": [float("nan"), 1.5]}), allow_nan=False) == (
+        '{"p99": "inf", "x": ["nan", 1.5]}'
+    )
