@@ -55,7 +55,7 @@ if [[ $(cat $locked 2>/dev/null) != "$key" ]] || ! .venv/bin/python -c '' 2>/dev
   echo unfinished >$locked
   say "making .venv with $python"
   "$python" -m venv .venv
-  say "installing $(grep -c == "$lock") + $(grep -c == requirements/dev.txt) packages for vLLM on $build (2 to 3 minutes)"
+  say "installing $(cat "$lock" requirements/dev.txt | grep -c '^[^#]*==') packages for vLLM on $build (2 to 3 minutes)"
   pip_install "$(grep ^pip== requirements/dev.txt)" # newer than what Python brings, and a quarter faster
   torch=$(grep ^torch== "$lock")
   if ! pip_install "$torch"; then # first and alone, so that the usual failure comes at once

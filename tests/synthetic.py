@@ -47,6 +47,6 @@ def fill(sink, num_frames=20, stall_at=None, used_when_stalled=40, running_when_
             sink.frame(frame(session_id, idx, None if stalled else 200.0))
         for tenth in range(10):
             used = used_when_stalled if stalled else min(39, 2 * idx)
-            seen = {} if stalled else {"ttft_ms": (80.0,), "inter_token_ms": (40.0, 41.0)}
+            seen = {} if stalled or tenth > 4 else {"ttft_ms": (80.0,), "inter_token_ms": (40.0, 41.0)}
             running = running_when_stalled if stalled else 1
             sink.pool(sample(idx + tenth / 10, used, running, 2 - running, **seen))

@@ -1,0 +1,101 @@
+"""A figure is load, points, draw; what is compared is points."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from synthetic import facts, fill
+
+from figures.__main__ import EXPECTED, FIGURES, compare_points, main
+from metronome import trace
+
+ROOT = Path(__file__).parent.parent
+GOLDEN = ROOT / "data" / "golden"
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_golden_traces_give_the_expected_points(name):
+    module = FIGURES[name]
+    points = module.points(trace.read(GOLDEN, module.EXPERIMENT))
+    assert compare_points(points, pd.read_csv(EXPECTED / f"{name}.csv")) == []
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_two_drawings_of_one_trace_are_the_same_bytes(name, tmp_path):
+    for out in ("one", "two"):
+        command = [
+            sys.executable,
+            "-m",
+            "figures",
+            name,
+            "--data",
+            str(GOLDEN),
+            "--out",
+            str(tmp_path / out),
+            "--check",
+        ]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    for suffix in ("pdf", "png"):
+        one, two = ((tmp_path / out / f"{name}.{suffix}").read_bytes() for out in ("one", "two"))
+        assert one == two and len(one) > 5000
+
+
+@pytest.fixture
+def run(tmp_path):
+    with trace.TraceWriter(tmp_path, "run") as writer:
+        for sessions in (2, 4):
+            fill(writer.point(facts(point_id=f"unbounded-n{sessions}", sessions=sessions)), stall_at=12)
+            bound = {"kv": "window256+4", "window": 256, "sinks": 4, "positions": "anchor"}
+            fill(writer.point(facts(point_id=f"window256+4-n{sessions}", sessions=sessions, **bound)))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_draws_from_any_run_of_its_experiment(name, run):
+    assert isinstance(FIGURES[name].draw(trace.read(run, "cliff_sweep")), Figure)
+
+
+def test_the_cliff_shows_what_happened(run):
+    points = FIGURES["cliff"].points(trace.read(run, "cliff_sweep"))
+    stalled = points[(points.series == "time") & (points.kv == "unbounded") & (points.sessions == 2)]
+    assert stalled.y.tolist() == [200.0] * 12 + [np.inf] * 8
+    assert np.isfinite(points[(points.series == "time") & points.bounded].y).all()
+    assert points[points.series == "t_sat"].kv.unique().tolist() == ["unbounded"]
+
+
+def test_silence_counts_what_is_said_and_what_the_engine_saw(run):
+    points = FIGURES["silence"].points(trace.read(run, "cliff_sweep")).set_index("series")
+    assert points.loc["spoken"].y.tolist() == [2.0] * 12 + [0.0] * 8
+    assert points.loc["frontend_miss"].y.max() == 0.0
+    assert points.loc["ttft_before"].y.sum() == 60 and points.loc["ttft_after"].y.sum() == 0
+
+
+@pytest.mark.parametrize("change", ["value", "row", "label"])
+def test_a_difference_in_points_is_found(run, change):
+    points = FIGURES["cliff"].points(trace.read(run, "cliff_sweep"))
+    other = points.copy()
+    if change == "value":
+        other.loc[3, "y"] *= 1.001
+    elif change == "row":
+        other = other.iloc[:-1]
+    else:
+        other.loc[3, "kv"] = "other"
+    assert compare_points(points, other)
+    assert not compare_points(points, points.copy())
+
+
+def test_a_run_without_a_collapse_says_what_to_change(tmp_path, capsys):
+    with trace.TraceWriter(tmp_path, "run") as writer:
+        fill(writer.point(facts()))
+    assert main(["silence", "--data", str(tmp_path), "--out", str(tmp_path)]) == 1
+    assert "lengthen workload.duration_s or add sessions" in capsys.readouterr().err
+
+
+def test_missing_data_names_the_command_that_makes_it(tmp_path, capsys):
+    assert main(["cliff", "--data", str(tmp_path), "--out", str(tmp_path)]) == 1
+    assert "python -m experiments.run +exp=cliff_sweep" in capsys.readouterr().err
