@@ -81,14 +81,13 @@ class TraceWriter:
         self._part_s = part_s
         self._rows: dict[str, list[dict[str, Any]]] = {name: [] for name in SCHEMAS}
         self._num_parts = dict.fromkeys(SCHEMAS, 0)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards _rows: held for moments, also by the hot path
+        self._writing = threading.Lock()  # guards the files
         self._closing = threading.Event()
         self._error: OSError | pa.ArrowException | None = None
         self._thread = threading.Thread(target=self._write_parts, name="trace-writer", daemon=True)
 
     def __enter__(self) -> "TraceWriter":
-        for name in SCHEMAS:
-            (self._directory / name).mkdir(parents=True, exist_ok=True)
         self._thread.start()
         return self
 
@@ -99,7 +98,9 @@ class TraceWriter:
 
     def point(self, facts: PointFacts) -> "PointSink":
         """Record what the point is; the sink takes what happens in it."""
-        return PointSink(self, self._run_id, facts)
+        sink = PointSink(self, self._run_id, facts)
+        self._flush()  # now, not while frames are due: the first write of a process takes 20 ms
+        return sink
 
     def add(self, table: str, row: dict[str, Any]) -> None:
         self._raise()
@@ -119,13 +120,15 @@ class TraceWriter:
             self._error = error
 
     def _flush(self) -> None:
-        with self._lock:
-            taken, self._rows = self._rows, {name: [] for name in SCHEMAS}
-        for name, rows in taken.items():
-            if rows:
-                part = self._directory / name / f"part-{self._num_parts[name]:05d}.parquet"
-                write_table(pa.Table.from_pylist(rows, schema=SCHEMAS[name]), part)
-                self._num_parts[name] += 1
+        with self._writing:
+            with self._lock:
+                taken, self._rows = self._rows, {name: [] for name in SCHEMAS}
+            for name, rows in taken.items():
+                if rows:
+                    part = self._directory / name / f"part-{self._num_parts[name]:05d}.parquet"
+                    part.parent.mkdir(parents=True, exist_ok=True)
+                    write_table(pa.Table.from_pylist(rows, schema=SCHEMAS[name]), part)
+                    self._num_parts[name] += 1
 
 
 class PointSink:

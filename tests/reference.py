@@ -53,9 +53,7 @@ class DenseLlama:
 
     def feed_forward(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         gate = torch.nn.functional.silu(hidden @ self.weight(layer, "mlp.gate_proj").T)
-        return (gate * (hidden @ self.weight(layer, "mlp.up_proj").T)) @ self.weight(
-            layer, "mlp.down_proj"
-        ).T
+        return (gate * (hidden @ self.weight(layer, "mlp.up_proj").T)) @ self.weight(layer, "mlp.down_proj").T
 
     def logprobs(self, hidden: torch.Tensor) -> torch.Tensor:
         head = self.weights.get("lm_head.weight", self.weights["model.embed_tokens.weight"])
@@ -110,9 +108,7 @@ class DenseSession:
     ) -> torch.Tensor:
         model, num_tokens = self.model, hidden.shape[0]
         query, key, value = (
-            (hidden @ model.weight(layer, f"self_attn.{name}_proj").T).view(
-                num_tokens, -1, model.head_dim
-            )
+            (hidden @ model.weight(layer, f"self_attn.{name}_proj").T).view(num_tokens, -1, model.head_dim)
             for name in "qkv"
         )
         keys = torch.cat((self.keys[layer][index], key))
@@ -130,9 +126,7 @@ class DenseSession:
         return mixed.flatten(1) @ model.weight(layer, "self_attn.o_proj").T
 
 
-def replay(
-    model: DenseLlama, bound: Bound | None, token_ids: Sequence[int], chunks: Iterable[Chunk]
-) -> torch.Tensor:
+def replay(model: DenseLlama, bound: Bound | None, token_ids: Sequence[int], chunks: Iterable[Chunk]) -> torch.Tensor:
     """[T, V] log-probabilities after each token, computed in the engine's own chunks.
 
     A chunk that starts at 0 again is a session that was preempted and is computed anew.

@@ -126,9 +126,8 @@ def test_another_schema_is_refused(tmp_path, change):
 def test_a_writer_that_cannot_write_says_so(tmp_path):
     with pytest.raises(RuntimeError, match="cannot be written"):
         with trace.TraceWriter(tmp_path, "run", part_s=0.01) as writer:
-            (tmp_path / "frames").rmdir()
-            (tmp_path / "frames").write_text("in the way")
             sink = writer.point(facts())
+            (tmp_path / "frames").write_text("in the way")
             for _ in range(200):
                 sink.frame(frame())
                 time.sleep(0.01)

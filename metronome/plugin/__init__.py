@@ -2,14 +2,28 @@
 
 Options travel in vLLM's own configuration:
 `additional_config={"metronome": {"window": 512, "sinks": 4, "positions": "anchor"}}`.
-Without them every class is stock.
+Without them every implementation and metadata builder is vLLM's own.
 """
 
 
 def register() -> None:
     """Make the bound known to this process; harmless to call again."""
-    from metronome.plugin import compat, kv_cache
+    from metronome.plugin import versions
 
+    try:
+        from metronome.plugin import compat, kv_cache
+    except ImportError:
+        # A version whose modules moved: stock engines must still start.
+        complaint = versions.complaint()
+        if complaint is None:
+            raise
+        _log_error(complaint)
+        return
     compat.register_spec(kv_cache.SinkWindowSpec, kv_cache.SinkWindowManager)
-    for name in compat.backend_names():
-        compat.register_attention(name, f"metronome.plugin.attention.{name}")
+    compat.register_backends("metronome.plugin.attention")
+
+
+def _log_error(message: str) -> None:
+    import logging
+
+    logging.getLogger("vllm.metronome").error("%s; until then it has no effect", message)

