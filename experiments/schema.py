@@ -41,6 +41,7 @@ class Engine:
     max_model_len: Positive
     max_num_seqs: Positive
     max_num_batched_tokens: Positive
+    enforce_eager: bool
     seed: int
 
 

@@ -122,7 +122,8 @@ class Sweep:
             return NullBackend(
                 tokens_out=self._run.model.tokens_out, num_blocks=engine.num_blocks - 1, block_size=engine.block_size
             )
-        from metronome.backends.vllm_stream import EngineOptions, VllmStreamBackend  # seconds to import: only if used
+        from metronome.backends.vllm_engine import EngineOptions  # seconds to import: only if used
+        from metronome.backends.vllm_stream import VllmStreamBackend
 
         reports = self._directory / "plugin" / point.kv
         reports.mkdir(parents=True, exist_ok=True)

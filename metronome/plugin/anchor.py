@@ -14,12 +14,12 @@ the host wait, and CUDA graphs want fixed shapes, so there every row is computed
 results go to a bin: a spare raw row, or slot -1, which vLLM's cache kernels skip.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from metronome.plugin.rotary import Rotation
+from metronome.plugin.table import SinkRows
 
 
 class SlotTable:
@@ -63,15 +63,6 @@ class SlotTable:
         is_moved = (slot < self.num_slots) & (shift > 0) & (self.applied_shift[slot] != shift)
         self.applied_shift[slot] = shift
         return is_moved
-
-
-@dataclass(frozen=True)
-class SinkRows:
-    """One step's batch as the sinks see it; padded and dummy rows hold block 0."""
-
-    sink_blocks: torch.Tensor  # [R, S] physical blocks
-    window_blocks: torch.Tensor  # [R, W] physical blocks, 0 where unused
-    shift: torch.Tensor  # [R] tokens missing between sinks and window
 
 
 class SinkAnchor:
@@ -132,6 +123,8 @@ class SinkAnchor:
         slot = self.slots.slot_of_block[blocks]
         shift = rows.shift.repeat_interleave(rows.sink_blocks.shape[1])
         is_moved = self.slots.moved(slot, shift)
+        if not rows.any_shift:
+            return
         if self.on_host:
             chosen = is_moved.nonzero().flatten()
             if chosen.numel() == 0:

@@ -18,7 +18,7 @@ from metronome.plugin.compat import (
     logger,
 )
 from metronome.plugin.kv_cache import SinkWindowSpec, describe
-from metronome.plugin.refuse import check_config, refuse_layer
+from metronome.plugin.refuse import check_config, refuse_backend, refuse_layer
 from metronome.plugin.rotary import Rotation, find_rotation
 from metronome.plugin.table import WindowTable
 from metronome.window import Bound
@@ -49,7 +49,7 @@ class SinkWindowBuilder:
             if self._window.bound.anchored:
                 self._rotation = find_rotation(self._bounded_layers[0].head_size, device)
             num_layers = len(compat.attention_layers(vllm_config))
-            _say_live(self, kv_cache_spec, vllm_config, num_layers)
+            _say_live(self, kv_cache_spec, num_layers)
 
     def build(
         self,
@@ -175,3 +175,52 @@ class UnboundedBackend:
             check_config(config)
             refuse_backend(cls.get_name())  # type: ignore[attr-defined]
         return super().get_impl_cls()  # type: ignore[misc, no-any-return]
+
+
+class UnboundedBuilder:
+    """Mixed into the builders of recurrent layers, which have no implementation to ask for."""
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: VllmConfig, *args: Any) -> None:
+        if compat.options_of(vllm_config) is not None:
+            check_config(vllm_config)
+        super().__init__(kv_cache_spec, layer_names, vllm_config, *args)  # type: ignore[call-arg]
+
+
+def bounded_backend(name: str) -> type:
+    """The backend vLLM ships as `name`, able to keep a bound."""
+    stock = compat.stock_backend(name)
+    impl = _mixed(SinkWindowImpl, stock.get_impl_cls())
+    builder = _mixed(SinkWindowBuilder, stock.get_builder_cls())
+    return _mixed(SinkWindowBackend, stock, impl_cls=impl, builder_cls=builder)
+
+
+def unbounded_backend(name: str) -> type:
+    """The backend vLLM ships as `name`, which refuses a bound."""
+    stock = compat.stock_backend(name)
+    if not stock.is_ssm():
+        return _mixed(UnboundedBackend, stock)
+    builder = _mixed(UnboundedBuilder, stock.get_builder_cls())
+    return _mixed(object, stock, get_builder_cls=staticmethod(lambda: builder))
+
+
+def _mixed(mixin: type, stock: type, **attributes: Any) -> type:
+    bases = (stock,) if mixin is object else (mixin, stock)
+    return type(f"{mixin.__name__}[{stock.__name__}]", bases, {"__module__": __name__} | attributes)
+
+
+def _say_live(builder: object, spec: SinkWindowSpec, num_layers: int) -> None:
+    facts = describe(builder, spec.bound(spec.bound_block_size))
+    record = report.write(spec.report_dir, "worker", num_layers=num_layers, **facts)
+    logger.info_once("metronome bound live: %s", report.sentence(record))
+
+
+def __getattr__(name: str) -> type:
+    """`metronome.plugin.attention.CPU_ATTN` and so on, made when vLLM first asks for one."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    make = bounded_backend if name in compat.bounded_backends() else unbounded_backend
+    made = make(name)
+    # vLLM groups layers by the path of their backend.
+    made.__qualname__ = name
+    globals()[name] = made
+    return made

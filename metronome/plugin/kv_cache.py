@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from metronome.plugin import report
+from metronome.plugin import report, versions
 from metronome.plugin.compat import (
     FullAttentionSpec,
     KVCacheBlock,
@@ -11,7 +11,6 @@ from metronome.plugin.compat import (
     SlidingWindowManager,
     SlidingWindowSpec,
     logger,
-    vllm_version,
 )
 from metronome.window import Bound, blocks_for
 
@@ -79,7 +78,7 @@ class SinkWindowManager(SlidingWindowManager):  # type: ignore[misc]  # vLLM is 
         self.bound = kv_cache_spec.bound(self.block_size)
         self._returned_sinks: list[KVCacheBlock] = []
         facts = report.write(kv_cache_spec.report_dir, "scheduler", **describe(self, self.bound))
-        logger.info("metronome bound live: %s", report.sentence(facts))
+        logger.info_once("metronome bound live: %s", report.sentence(facts))
 
     def remove_skipped_blocks(
         self,
@@ -127,5 +126,5 @@ def describe(owner: object, bound: Bound) -> dict[str, Any]:
         "sink_blocks": bound.num_sink_blocks,
         "positions": bound.positions,
         "block_size": bound.block_size,
-        "vllm": vllm_version(),
+        "vllm": versions.installed(),
     }

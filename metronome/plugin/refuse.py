@@ -1,10 +1,10 @@
 """What the bound cannot serve, refused while the engine starts, with the reason and the fix."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from metronome.plugin import compat, versions
-from metronome.plugin.compat import VllmConfig
+from metronome.plugin.compat import FullAttentionSpec, VllmConfig
 from metronome.window import OPTIONS_KEY, Bound
 
 KEEP = "set additional_config.metronome.positions to 'keep' or sinks to 0"
@@ -20,6 +20,21 @@ def check_config(config: VllmConfig) -> Bound:
         if problem:
             raise ValueError(f"{OPTIONS_KEY}: {problem}")
     return bound
+
+
+def refuse_layer(spec: FullAttentionSpec) -> None:
+    """Full-attention layers of a special kind keep all their blocks for a reason of their own."""
+    if type(spec) is not FullAttentionSpec or spec.non_causal:
+        kind = "non-causal" if spec.non_causal else type(spec).__name__
+        raise ValueError(f"{OPTIONS_KEY}: {kind} layers cannot be bounded; leave the option out")
+
+
+def refuse_backend(name: str) -> NoReturn:
+    """An attention backend that was never taught the bound."""
+    allowed = ", ".join(compat.bounded_backends())
+    raise ValueError(
+        f"{OPTIONS_KEY}: attention backend {name} cannot keep a bound; set attention_backend to one of: {allowed}"
+    )
 
 
 def _prefix_caching(config: VllmConfig, bound: Bound) -> str | None:
@@ -69,10 +84,7 @@ def _mixed_without_hybrid_manager(config: VllmConfig, bound: Bound) -> str | Non
 def _two_way_prefix(config: VllmConfig, bound: Bound) -> str | None:
     if not config.model_config.is_mm_prefix_lm:
         return None
-    return (
-        "prefix-LM attention names its ranges by position in the full sequence; leave the option "
-        "out"
-    )
+    return "prefix-LM attention names its ranges by position in the full sequence; leave the option out"
 
 
 def _speculation(config: VllmConfig, bound: Bound) -> str | None:

@@ -50,7 +50,8 @@ def _plain(rope: Any) -> torch.Tensor:
 
 
 def _linear(rope: Any) -> torch.Tensor:
-    return _plain(rope).double() / rope.scaling_factors[0]
+    frequencies: torch.Tensor = _plain(rope).double() / rope.scaling_factors[0]
+    return frequencies
 
 
 def _dynamic(rope: Any) -> torch.Tensor:
