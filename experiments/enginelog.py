@@ -32,3 +32,18 @@ def last_error(log_file: Path) -> str | None:
     found = re.findall(r"^.*?(\w*(?:Error|Exception): .+)$", log_file.read_text(errors="replace"), re.MULTILINE)
     causes = [line for line in found if "Engine core initialization failed" not in line]
     return causes[-1] if causes else None
+
+
+class EngineFailed(RuntimeError):
+    """The engine did not start; the message holds its own reason and where its log is."""
+
+
+@contextmanager
+def starting(log_file: Path) -> Iterator[None]:
+    """Around the start of an engine: its output goes to the log, its failure comes back in one sentence."""
+    with output_to(log_file):
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            cause = last_error(log_file) or str(error)
+            raise EngineFailed(f"the engine did not start: {cause}; see {log_file}") from error

@@ -13,6 +13,7 @@ import hydra
 from omegaconf import DictConfig
 
 from experiments import schema
+from experiments.enginelog import EngineFailed
 from experiments.manifest import Manifest, config_hash
 
 _EXIT_FAILED, _EXIT_REFUSED, _EXIT_INTERRUPTED = 1, 2, 130
@@ -26,7 +27,6 @@ def main(config: DictConfig) -> None:
     except schema.ConfigError as error:
         sys.stderr.write(f"refused: {error}\n")
         sys.exit(_EXIT_REFUSED)
-    from experiments.sweep import EngineFailed  # brings pandas and librosa: a refusal need not wait for them
 
     try:
         _execute(run, directory)

@@ -70,6 +70,32 @@ class Out:
 
 
 @dataclass(frozen=True, kw_only=True, config=_strict)
+class BoundChoice:
+    window: int
+    sinks: int
+    positions: str
+
+    def bound(self, block_size: int) -> Bound:
+        return Bound(window=self.window, sinks=self.sinks, positions=self.positions, block_size=block_size)
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
+class Ablation:
+    """Texts scored and continued under each bound, and by the unbounded engine up to `trained_len`. Sizes in tokens."""
+
+    text_dir: Path
+    texts: list[str]
+    num_tokens: Positive
+    trained_len: Positive
+    segment: Positive
+    turn_tokens: Positive
+    prompt_tokens: Positive
+    continue_tokens: Positive
+    continuations: Positive
+    bounds: list[BoundChoice]
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
 class Run:
     """One run, as it will be executed."""
 
@@ -81,6 +107,7 @@ class Run:
     engine: Engine
     speech: Speech
     out: Out
+    ablation: Ablation | None = None  # given: the run is this, not a sweep of sessions
 
     @property
     def frame_tokens(self) -> FrameTokens:
@@ -153,8 +180,11 @@ def _check(run: Run) -> None:
             f"engine.max_model_len={run.engine.max_model_len}: one frame alone takes {per_frame} tokens; "
             "raise it, or shorten workload.period_ms"
         )
-    for mode in run.kv.modes:
-        _check_pool(run, run.bound(mode))
+    if run.ablation:
+        _check_ablation(run, run.ablation)
+    else:
+        for mode in run.kv.modes:
+            _check_pool(run, run.bound(mode))
     _check_files(run)
 
 
@@ -176,6 +206,24 @@ def _check_pool(run: Run, bound: Bound | None) -> None:
             f"engine.num_blocks={engine.num_blocks}: {usable} usable blocks cannot hold one session, "
             f"which needs {need}; set {fix}"
         )
+
+
+def _check_ablation(run: Run, ablation: Ablation) -> None:
+    if run.model.weights != "real":
+        raise ConfigError(f"model.weights={run.model.weights}: random weights know no text; use real ones")
+    if not ablation.texts or not ablation.bounds:
+        raise ConfigError("ablation.texts and ablation.bounds: name at least one of each")
+    for name in ablation.texts:
+        if not (ablation.text_dir / f"{name}.txt").exists():
+            raise ConfigError(
+                f"ablation.texts has {name}: not in {ablation.text_dir}; fetch it: python scripts/fetch_text.py"
+            )
+    if run.engine.max_model_len <= ablation.num_tokens:
+        raise ConfigError(
+            f"ablation.num_tokens={ablation.num_tokens}: must be below engine.max_model_len={run.engine.max_model_len}"
+        )
+    for choice in ablation.bounds:
+        _check_pool(run, choice.bound(run.engine.block_size))
 
 
 def _check_files(run: Run) -> None:

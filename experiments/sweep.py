@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.enginelog import last_error, output_to
+from experiments.enginelog import starting
 from experiments.manifest import Manifest, hardware
 from experiments.progress import Progress
 from experiments.schema import Run
@@ -30,10 +30,6 @@ DRAIN_PERIODS = 2  # a frame this late is still counted as late, not lost
 _DRAINED_S = 10.0  # a healthy engine frees ended sessions in milliseconds
 
 Turns = list[list[list[int]]]  # [session][frame][token]
-
-
-class EngineFailed(RuntimeError):
-    """The engine did not start; the message holds its own reason and where its log is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +97,9 @@ class Sweep:
     async def _replace_engine(self, point: Point) -> None:
         await self._stop_engine()
         self._progress.note(f"starting the engine for {point.kv}")
-        log_file = self._directory / "engine.log"
-        with output_to(log_file):
+        with starting(self._directory / "engine.log"):
             self._backend = self._make_backend(point)
-            try:
-                await self._backend.start()
-            except (RuntimeError, ValueError) as error:
-                cause = last_error(log_file) or str(error)
-                raise EngineFailed(f"the engine did not start: {cause}; see {log_file}") from error
+            await self._backend.start()
         self._manifest.add_engine(kv=point.kv, **dataclasses.asdict(self._backend.info))
 
     async def _stop_engine(self) -> None:

@@ -23,6 +23,13 @@ def quantile(values: Nanoseconds, q: float) -> float | None:
     return float(np.quantile(values, q, method="inverted_cdf")) if len(values) else None
 
 
+def bootstrap_interval(values: NDArray[np.float64], level: float = 0.95, seed: int = 0) -> tuple[float, float]:
+    """Interval of the mean by resampling `values`, 10,000 times; of one value it is that value."""
+    draws = np.random.default_rng(seed).choice(values, size=(10_000, len(values)))
+    low, high = np.quantile(draws.mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
 def done_ns(frames: pd.DataFrame) -> Nanoseconds:
     """When each frame was done; inf for a frame that never was."""
     done: Nanoseconds = frames.done_ns.to_numpy(dtype=float, na_value=np.inf)

@@ -1,6 +1,7 @@
-"""The one Parquet schema: what experiments write and figures read. Three tables, joined by `point_id`.
+"""The one Parquet schema: what experiments write and figures read. Tables joined by `point_id`.
 
 points: what was run, one row per point. frames: what became of each frame. pool: the engine's state over time.
+scores: what a model made of texts; empty where an experiment only serves.
 Times are nanoseconds since the point's start. Null is what did not happen.
 """
 
@@ -19,27 +20,37 @@ from metronome.frames import FrameRecord, PoolSample
 SCHEMA_VERSION = 1
 
 _S, _I, _F = pa.string(), pa.int64(), pa.float64()
-_MAYBE = {"sent_ns", "first_token_ns", "done_ns", "kv_tokens", "window", "sinks", "positions", "stats_age_ns"}
+# What may be null, per table.
+_BOUND = {"window", "sinks", "positions"}
+_SERVED = {"sessions", "phases", "period_ns", "deadline_ns", "duration_ns", "tokens_in", "tokens_out"}
+_HAPPENED = {"sent_ns", "first_token_ns", "done_ns", "kv_tokens"}
 
 
-def _schema(**columns: pa.DataType) -> pa.Schema:
-    fields = [pa.field(name, kind, nullable=name in _MAYBE) for name, kind in columns.items()]
+def _schema(maybe: set[str], /, **columns: pa.DataType) -> pa.Schema:
+    fields = [pa.field(name, kind, nullable=name in maybe) for name, kind in columns.items()]
     return pa.schema(fields, metadata={"metronome_schema": str(SCHEMA_VERSION)})
 
 
 SCHEMAS: Mapping[str, pa.Schema] = {
     "points": _schema(
+        _BOUND | _SERVED,
         run_id=_S, point_id=_S, experiment=_S, engine=_S, model=_S, weights=_S, hardware=_S,
         kv=_S, window=_I, sinks=_I, positions=_S, num_blocks=_I, block_size=_I,
         sessions=_I, phases=_S, period_ns=_I, deadline_ns=_I, duration_ns=_I, tokens_in=_I, tokens_out=_I,
     ),
     "frames": _schema(
+        _HAPPENED,
         run_id=_S, point_id=_S, session_id=_I, frame_idx=_I, release_ns=_I, sent_ns=_I, first_token_ns=_I, done_ns=_I,
         deadline_ns=_I, tokens_in=_I, tokens_out=_I, kv_tokens=_I, status=_S,
     ),
     "pool": _schema(
+        {"stats_age_ns"},
         run_id=_S, point_id=_S, t_ns=_I, blocks_used=_I, blocks_total=_I, running=_I, waiting=_I, deferred=_I,
         preemptions=_I, tokens_out=_I, stats_age_ns=_I, ttft_ms=pa.list_(_F), inter_token_ms=pa.list_(_F),
+    ),
+    "scores": _schema(
+        set(),
+        run_id=_S, point_id=_S, task=_S, text=_S, metric=_S, start=_I, num_tokens=_I, value=_F,
     ),
 }  # fmt: skip
 
@@ -60,13 +71,26 @@ class PointFacts:
     positions: str | None
     num_blocks: int
     block_size: int
-    sessions: int
-    phases: str
-    period_ns: int
-    deadline_ns: int
-    duration_ns: int
-    tokens_in: int
-    tokens_out: int
+    # None where no sessions are served
+    sessions: int | None = None
+    phases: str | None = None
+    period_ns: int | None = None
+    deadline_ns: int | None = None
+    duration_ns: int | None = None
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """One number about one stretch of one text: `metric` over `num_tokens` tokens from position `start`."""
+
+    task: str
+    text: str
+    metric: str
+    start: int
+    num_tokens: int
+    value: float
 
 
 class TraceWriter:
@@ -146,6 +170,9 @@ class PointSink:
     def pool(self, sample: PoolSample) -> None:
         self._add("pool", asdict(sample))
 
+    def score(self, score: Score) -> None:
+        self._add("scores", asdict(score))
+
     def _add(self, table: str, values: dict[str, Any]) -> None:
         row = self._ids | values
         self._rows[table].append(row)
@@ -171,13 +198,14 @@ class Trace:
     points: pd.DataFrame
     frames: pd.DataFrame
     pool: pd.DataFrame
+    scores: pd.DataFrame
 
     def of(self, point_id: str) -> "Trace":
         """The rows of one point, frames by release and samples by time."""
         return Trace(
             *(
                 table[table.point_id == point_id].reset_index(drop=True)
-                for table in (self.points, self.frames, self.pool)
+                for table in (self.points, self.frames, self.pool, self.scores)
             )
         )
 
@@ -199,6 +227,7 @@ def _sorted_trace(tables: Mapping[str, pd.DataFrame]) -> Trace:
         points=tables["points"],
         frames=tables["frames"].sort_values(["release_ns", "session_id"], ignore_index=True),
         pool=tables["pool"].sort_values("t_ns", ignore_index=True, kind="stable"),
+        scores=tables["scores"],
     )
 
 
@@ -209,14 +238,14 @@ def _how_to_make(experiment: str) -> str:
 def _read_table(data: Path, experiment: str, name: str) -> pd.DataFrame:
     golden = data / f"{experiment}.{name}.parquet"
     parts = [golden] if golden.exists() else sorted((data / name).glob("*.parquet"))
-    if not parts:
+    if not parts and name == "points":
         raise ValueError(f"{data} has no {name} of {experiment}; {_how_to_make(experiment)}")
     for part in parts:
         schema = pq.read_schema(part)
         version = (schema.metadata or {}).get(b"metronome_schema")
         if version != str(SCHEMA_VERSION).encode() or not schema.equals(SCHEMAS[name]):
             raise ValueError(f"{part}: not a {name} table of schema {SCHEMA_VERSION}; {_how_to_make(experiment)}")
-    return _to_pandas(pa.concat_tables(pq.read_table(part) for part in parts))
+    return _to_pandas(pa.concat_tables([SCHEMAS[name].empty_table(), *(pq.read_table(part) for part in parts)]))
 
 
 def _to_pandas(table: pa.Table) -> pd.DataFrame:

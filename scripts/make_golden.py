@@ -41,7 +41,11 @@ def main() -> None:
     experiment = manifest["experiment"]
     data = trace.read(args.run, experiment)
     args.out.mkdir(parents=True, exist_ok=True)
-    for name, table in (("points", data.points), ("frames", data.frames), ("pool", thin_pool(data.pool, args.every))):
+    tables = {"points": data.points, "frames": data.frames, "scores": data.scores}
+    tables["pool"] = thin_pool(data.pool, args.every) if len(data.pool) else data.pool
+    for name, table in tables.items():
+        if not len(table):
+            continue
         path = args.out / f"{experiment}.{name}.parquet"
         trace.write_table(pa.Table.from_pandas(table, schema=trace.SCHEMAS[name], preserve_index=False), path)
         size = path.stat().st_size

@@ -85,7 +85,7 @@ class DenseSession:
 
     @torch.inference_mode()
     def chunk(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Compute the next tokens; [T, V] log-probabilities of what follows each of them."""
+        """Compute the next tokens; [V] log-probabilities of what follows the last of them."""
         model = self.model
         computed = self.keys[0].shape[0]
         index, key_positions = self.kept(computed)
@@ -96,7 +96,7 @@ class DenseSession:
             hidden = hidden + self._attend(layer, normed, index, key_positions, positions)
             normed = model.norm(hidden, model.weight(layer, "post_attention_layernorm"))
             hidden = hidden + model.feed_forward(layer, normed)
-        return model.logprobs(hidden)
+        return model.logprobs(hidden[-1])
 
     def _attend(
         self,
@@ -126,14 +126,18 @@ class DenseSession:
         return mixed.flatten(1) @ model.weight(layer, "self_attn.o_proj").T
 
 
-def replay(model: DenseLlama, bound: Bound | None, token_ids: Sequence[int], chunks: Iterable[Chunk]) -> torch.Tensor:
-    """[T, V] log-probabilities after each token, computed in the engine's own chunks.
+def replay(
+    model: DenseLlama, bound: Bound | None, token_ids: Sequence[int], chunks: Iterable[Chunk]
+) -> dict[int, torch.Tensor]:
+    """[V] log-probabilities of the token at each position where a chunk ended, the first time.
 
     A chunk that starts at 0 again is a session that was preempted and is computed anew.
     """
-    session, rows = model.session(bound), []
+    session = model.session(bound)
+    predicted: dict[int, torch.Tensor] = {}
     for computed, num_tokens in chunks:
         if computed == 0:
-            session, rows = model.session(bound), []
-        rows.append(session.chunk(token_ids[computed : computed + num_tokens]))
-    return torch.cat(rows)
+            session = model.session(bound)
+        last = session.chunk(token_ids[computed : computed + num_tokens])
+        predicted.setdefault(computed + num_tokens, last)
+    return predicted

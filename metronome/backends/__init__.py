@@ -2,8 +2,8 @@
 
 import os
 
-# vLLM reads these when it is imported, which this package comes before: no hub look-ups, a CPU pool large enough for any
-# num_blocks given explicitly, and quiet.
+# vLLM reads these when it is imported, and this package comes before it: no hub look-ups, a CPU pool large enough for
+# any num_blocks given explicitly, and quiet.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

@@ -1,0 +1,200 @@
+"""What sinks are worth, on the real engine: the same texts scored and continued under each KV bound.
+
+Three tasks. "teacher": the text is given, every token is scored. "turn": the same scores, but only of the first tokens
+that each speaker says. "free": the engine goes on by itself over several windows; what it said is scored by the unbounded
+engine.
+"""
+
+import asyncio
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.enginelog import starting
+from experiments.manifest import Manifest, hardware
+from experiments.progress import Progress
+from experiments.schema import Ablation, Run
+from metronome.stats import bootstrap_interval
+from metronome.texts import Dialogue, distinct_ngrams, longest_loop, read_dialogue, segment_means
+from metronome.trace import PointFacts, PointSink, Score, TraceWriter
+from metronome.window import Bound
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    text: str
+    prompt: list[int]
+    sampled: list[int]
+
+
+def kv_name(bound: Bound | None) -> str:
+    return f"window{bound.window}+{bound.sinks}" if bound else "unbounded"
+
+
+class SinkAblation:
+    """One engine per bound, the unbounded one last: it scores what the others said."""
+
+    def __init__(self, run: Run, directory: Path, manifest: Manifest, progress: Progress) -> None:
+        assert run.ablation is not None
+        self._run = run
+        self._ablation: Ablation = run.ablation
+        self._directory = directory
+        self._manifest = manifest
+        self._progress = progress
+        self._sinks: dict[str, PointSink] = {}
+        self._said: dict[str, list[Continuation]] = {}
+
+    async def execute(self, writer: TraceWriter) -> list[dict[str, Any]]:
+        bounds = [choice.bound(self._run.engine.block_size) for choice in self._ablation.bounds]
+        for bound in [*bounds, None]:
+            await self._run_engine(bound, writer)
+        results = [self._summarise(point_id, sink) for point_id, sink in self._sinks.items()]
+        for result in results:
+            self._manifest.add_point(result)
+        return results
+
+    async def _run_engine(self, bound: Bound | None, writer: TraceWriter) -> None:
+        from metronome.backends.vllm_engine import EngineOptions  # seconds to import: only if used
+        from metronome.backends.vllm_score import VllmScorer
+
+        point_id = f"{kv_name(bound)}-{bound.positions}" if bound else kv_name(bound)
+        self._progress.note(f"starting the engine for {point_id}")
+        reports = self._directory / "plugin" / point_id
+        reports.mkdir(parents=True)
+        engine = dataclasses.asdict(self._run.engine)
+        if bound is None:
+            engine["max_model_len"] = self._ablation.trained_len + 1  # its border: one token is sampled after the text
+        options = EngineOptions(
+            **engine,
+            bound={"window": bound.window, "sinks": bound.sinks, "positions": bound.positions} if bound else None,
+            log_file=self._directory / "engine.log",
+            report_dir=reports,
+        )
+        scorer = VllmScorer(self._run.model, options)
+        with starting(self._directory / "engine.log"):
+            info = scorer.start()
+        try:
+            self._manifest.add_engine(kv=point_id, **dataclasses.asdict(info))
+            sink = self._sinks[point_id] = writer.point(self._facts(point_id, bound, info.num_blocks))
+            await self._score_texts(scorer, point_id, bound)
+            self._said[point_id] = await self._go_on(scorer, point_id)
+            self._score_repetition(sink, self._said[point_id])
+            if bound is None:
+                await self._score_what_was_said(scorer)
+        finally:
+            scorer.stop()
+
+    async def _score_texts(self, scorer: Any, point_id: str, bound: Bound | None) -> None:
+        for i, dialogue in enumerate(self._dialogues(scorer)):
+            self._progress.note(f"{point_id}: text {i + 1}/{len(self._ablation.texts)} {dialogue.name}")
+            ids = dialogue.ids if bound else dialogue.ids[: self._ablation.trained_len]
+            nll = -await scorer.score(ids)
+            self._score_teacher(self._sinks[point_id], dialogue, nll)
+            self._score_turns(self._sinks[point_id], dialogue, nll)
+
+    def _dialogues(self, scorer: Any) -> list[Dialogue]:
+        folder, num_tokens = self._ablation.text_dir, self._ablation.num_tokens
+        return [read_dialogue(folder / f"{name}.txt", scorer.encode, num_tokens) for name in self._ablation.texts]
+
+    def _score_teacher(self, sink: PointSink, dialogue: Dialogue, nll: np.ndarray) -> None:
+        for start, num_tokens, value in segment_means(nll, 1, self._ablation.segment):
+            sink.score(
+                Score(task="teacher", text=dialogue.name, metric="nll", start=start, num_tokens=num_tokens, value=value)
+            )
+
+    def _score_turns(self, sink: PointSink, dialogue: Dialogue, nll: np.ndarray) -> None:
+        size, last = self._ablation.segment, len(nll) + 1
+        starts = [s for s in dialogue.turn_starts if s + self._ablation.turn_tokens <= last]
+        for segment in sorted({s // size for s in starts}):
+            picked = [nll[s - 1 : s - 1 + self._ablation.turn_tokens] for s in starts if s // size == segment]
+            values = np.concatenate(picked)
+            sink.score(
+                Score(task="turn", text=dialogue.name, metric="nll", start=segment * size, num_tokens=len(values),
+                      value=float(values.mean()))
+            )  # fmt: skip
+
+    async def _go_on(self, scorer: Any, point_id: str) -> list[Continuation]:
+        """All continuations at once, each from another place of a text."""
+        ablation = self._ablation
+        self._progress.note(f"{point_id}: {ablation.continuations} continuations")
+        dialogues = self._dialogues(scorer)
+        prompts = []
+        for i in range(ablation.continuations):
+            dialogue, place = dialogues[i % len(dialogues)], i // len(dialogues) * 4 * ablation.prompt_tokens
+            prompts.append((f"{dialogue.name}-{place}", dialogue.ids[place : place + ablation.prompt_tokens]))
+        temperature = self._run.model.temperature
+        sampled = await asyncio.gather(*[scorer.go_on(p, ablation.continue_tokens, temperature) for _, p in prompts])
+        return [Continuation(name, p, s) for (name, p), s in zip(prompts, sampled, strict=True)]
+
+    def _score_repetition(self, sink: PointSink, said: list[Continuation]) -> None:
+        for one in said:
+            values = {
+                "distinct_2": distinct_ngrams(one.sampled, 2),
+                "distinct_4": distinct_ngrams(one.sampled, 4),
+                "longest_loop": float(longest_loop(one.sampled)),
+            }
+            for metric, value in values.items():
+                sink.score(
+                    Score(task="free", text=one.text, metric=metric, start=len(one.prompt), num_tokens=len(one.sampled),
+                          value=value)
+                )  # fmt: skip
+
+    async def _score_what_was_said(self, scorer: Any) -> None:
+        for point_id, said in self._said.items():
+            self._progress.note(f"the unbounded engine scores what {point_id} said")
+            for one in said:
+                nll = -(await scorer.score(one.prompt + one.sampled))[len(one.prompt) - 1 :]
+                for start, num_tokens, value in segment_means(nll, len(one.prompt), self._ablation.prompt_tokens):
+                    self._sinks[point_id].score(
+                        Score(task="free", text=one.text, metric="nll", start=start, num_tokens=num_tokens, value=value)
+                    )
+
+    def _facts(self, point_id: str, bound: Bound | None, num_blocks: int) -> PointFacts:
+        run = self._run
+        return PointFacts(
+            point_id=point_id,
+            experiment=run.name,
+            engine="vllm",
+            model=run.model.name,
+            weights=run.model.weights,
+            hardware=hardware(),
+            kv=kv_name(bound),
+            window=bound.window if bound else None,
+            sinks=bound.sinks if bound else None,
+            positions=bound.positions if bound else None,
+            num_blocks=num_blocks,
+            block_size=run.engine.block_size,
+        )
+
+    def _summarise(self, point_id: str, sink: PointSink) -> dict[str, Any]:
+        """Perplexities with 95 % intervals over texts, before and after the trained context."""
+        scores, border = sink.trace().scores, self._ablation.trained_len
+        early = scores.start < border
+        result: dict[str, Any] = {"point_id": point_id}
+        for task in ("teacher", "turn"):
+            nll = scores[(scores.task == task) & (scores.metric == "nll")]
+            result[f"{task}_before"] = perplexity(nll[early.loc[nll.index]])
+            result[f"{task}_after"] = perplexity(nll[~early.loc[nll.index]])
+        free = scores[scores.task == "free"]
+        result["free"] = perplexity(free[free.metric == "nll"])
+        for metric in ("distinct_2", "distinct_4", "longest_loop"):
+            result[metric] = interval(free[free.metric == metric].value.to_numpy(dtype=float))
+        return result
+
+
+def interval(values: np.ndarray) -> list[float] | None:
+    """[mean, low, high] with a bootstrap interval; None without values."""
+    return [float(values.mean()), *bootstrap_interval(values)] if len(values) else None
+
+
+def perplexity(nll: Any) -> list[float] | None:
+    """[perplexity, low, high] of rows of mean NLL: tokens are pooled within a text, the interval is over texts."""
+    if not len(nll):
+        return None
+    weighted = (nll.value * nll.num_tokens).groupby(nll.text).sum() / nll.num_tokens.groupby(nll.text).sum()
+    found = interval(weighted.to_numpy(dtype=float))
+    assert found is not None
+    return [float(np.exp(x)) for x in found]

@@ -1,0 +1,126 @@
+"""Drives the real engine for the plugin's tests, and records what its scheduler decided."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vllm.v1.core.sched.scheduler import Scheduler
+
+MODEL = Path(__file__).parents[2] / ".cache" / "smollm2"
+CHUNK_LOG = "METRONOME_TEST_CHUNKS"
+BLOCK_SIZE = 32
+
+
+class RecordingScheduler(Scheduler):
+    """Writes every chunk it schedules, so that a reference can compute in the same chunks."""
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().schedule(*args, **kwargs)
+        with Path(os.environ[CHUNK_LOG]).open("a") as log:
+            for request_id, num_tokens in output.num_scheduled_tokens.items():
+                computed = self.requests[request_id].num_computed_tokens - num_tokens
+                print(json.dumps([request_id, computed, num_tokens]), file=log)
+        return output
+
+
+@dataclass
+class Session:
+    """What one session said and heard: turns of prompt tokens, and tokens and logprobs out."""
+
+    turns: Sequence[Sequence[int]]
+    tokens_out: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    chunks: list[tuple[int, int]] = field(default_factory=list)
+
+    def token_ids(self) -> list[int]:
+        """The session as the engine holds it: each turn's last sampled token is dropped."""
+        ids: list[int] = []
+        for number, turn in enumerate(self.turns):
+            said = self.tokens[number * self.tokens_out : (number + 1) * self.tokens_out]
+            ids += [*turn, *said[:-1]]
+        return ids
+
+    def positions_out(self) -> list[int]:
+        """The position that each token out was sampled for."""
+        positions, start = [], 0
+        for turn in self.turns:
+            start += len(turn)
+            positions += range(start, start + self.tokens_out)
+            start += self.tokens_out - 1
+        return positions
+
+
+class Engine:
+    """An AsyncLLM on the CPU in float32, with every chunk on record."""
+
+    def __init__(self, folder: Path, options: dict[str, Any] | None, **arguments: Any) -> None:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        self.folder = folder
+        self.log = folder / "chunks.jsonl"
+        os.environ[CHUNK_LOG] = str(self.log)
+        defaults = {
+            "model": str(MODEL),
+            "dtype": "float32",
+            "max_model_len": 2048,
+            "block_size": BLOCK_SIZE,
+            "num_gpu_blocks_override": 100,
+            "max_num_seqs": 4,
+            "enforce_eager": True,
+            "enable_prefix_caching": False,
+            "scheduler_cls": f"{__name__}.RecordingScheduler",
+        }
+        if options is not None:
+            options = {"metronome": options | {"report_dir": str(folder / "live")}}
+        arguments = defaults | arguments | {"additional_config": options or {}}
+        self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+    async def run(self, **sessions: Session) -> None:
+        """Hold all sessions at once, and fill in what they heard and how it was computed."""
+        await asyncio.gather(*(self._hold(name, one) for name, one in sessions.items()))
+        for line in self.log.read_text().splitlines():
+            request_id, computed, num_tokens = json.loads(line)
+            for name, session in sessions.items():
+                if request_id == name or request_id.startswith(f"{name}-"):
+                    session.chunks.append((computed, num_tokens))
+
+    async def _hold(self, name: str, session: Session) -> None:
+        async for output in self.llm.generate(
+            self._input(session), self._parameters(session.tokens_out), request_id=name
+        ):
+            step = output.outputs[0]
+            session.tokens += step.token_ids
+            session.logprobs += [
+                row[token].logprob for row, token in zip(step.logprobs or [], step.token_ids, strict=True)
+            ]
+
+    def _input(self, session: Session) -> Any:
+        from vllm.engine.protocol import StreamingInput
+
+        if len(session.turns) == 1:
+            return {"prompt_token_ids": list(session.turns[0])}
+
+        async def turns() -> AsyncIterator[StreamingInput]:
+            for turn in session.turns:
+                yield StreamingInput(prompt={"prompt_token_ids": list(turn)})
+
+        return turns()
+
+    def _parameters(self, tokens_out: int) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            max_tokens=tokens_out,
+            min_tokens=tokens_out,
+            temperature=0.0,
+            ignore_eos=True,
+            logprobs=0,
+            output_kind=RequestOutputKind.DELTA,
+        )
