@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -10,13 +10,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from metronome.frames import NS_PER_S, FrameStatus, PoolSample
+from metronome.frames import NS_PER_S, PoolSample
 from metronome.session import PeriodicSession
 from metronome.workload import Workload
 
 _PLAIN_EVERY_S = 10.0
 _WIDE = 200  # a log has no width to respect: better one long line than a folded table
-_COUNTED = (FrameStatus.OK, FrameStatus.LATE, FrameStatus.EMPTY, FrameStatus.LOST)
+
+Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]  # header: cell of a result
 
 
 class Progress:
@@ -73,33 +74,22 @@ class Progress:
             self._printed_s = time.monotonic()
             self._console.print(Text(text))
 
-    def table(self, results: Sequence[Mapping[str, Any]], title: str) -> None:
-        """One row per point. inf: more frames than the quantile leaves out were never answered."""
-        table = Table(title=title, title_justify="left", caption="latencies in ms; t in s", caption_justify="left")
-        names = ("kv", "N", "outcome", "cause", "t collapse", "predicted t_sat", "ok/late/empty/lost")
-        names += ("engine p50", "p95", "p99", "front-end p99", "rho max")
-        for name in names:
-            table.add_column(name, justify="left" if name in ("kv", "outcome", "cause") else "right")
+    def table(self, results: Sequence[Mapping[str, Any]], columns: Columns, title: str, caption: str) -> None:
+        """One row per result."""
+        table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+        for header in columns:
+            table.add_column(header)
         for result in results:
-            table.add_row(*_cells(result))
+            table.add_row(*(cell(result) for cell in columns.values()))
         self._console.print(table)
 
 
-def _cells(result: Mapping[str, Any]) -> list[str]:
-    engine, frontend = result["engine_latency_ms"], result["frontend_latency_ms"]
-    return [
-        result["kv"],
-        str(result["sessions"]),
-        result["outcome"],
-        result["cause"] or "-",
-        _number(result["t_collapse_s"], 1),
-        _number(result["predicted_t_sat_s"], 1),
-        "/".join(str(result["frames"][status]) for status in _COUNTED),
-        *(_number(engine[q], 0) for q in ("p50", "p95", "p99")),
-        _number(frontend["p99"], 0),
-        _number(result["rho_max"], 2),
-    ]
-
-
-def _number(value: float | None, digits: int) -> str:
+def number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def spread(values: Sequence[float] | None, digits: int) -> str:
+    """A value with its interval."""
+    if values is None:
+        return "-"
+    return f"{values[0]:.{digits}f} [{values[1]:.{digits}f}, {values[2]:.{digits}f}]"

@@ -4,10 +4,12 @@ python -m experiments.run +exp=cliff_sweep workload.sessions=[8,12]
 """
 
 import asyncio
+import importlib
 import logging
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 
 import hydra
 from omegaconf import DictConfig
@@ -40,7 +42,6 @@ def main(config: DictConfig) -> None:
 
 def _execute(run: schema.Run, directory: Path) -> None:
     from experiments.progress import Progress
-    from experiments.sweep import Sweep
     from metronome.trace import TraceWriter
 
     logging.basicConfig(
@@ -50,13 +51,21 @@ def _execute(run: schema.Run, directory: Path) -> None:
     manifest = Manifest(directory, run, run_id)
     try:
         with Progress() as progress, TraceWriter(directory, run_id) as writer:
-            results = asyncio.run(Sweep(run, directory, manifest, progress).execute(writer))
+            experiment = _module(run)
+            results = asyncio.run(experiment.Experiment(run, directory, manifest, progress).execute(writer))
     except BaseException as error:
         manifest.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", repr(error))
         raise
     manifest.close("complete")
-    progress.table(results, f"{run.name}: {run.model.name} ({run.model.weights} weights) on {run.target.name}")
+    title = f"{run.name}: {run.model.name} ({run.model.weights} weights) on {run.target.name}"
+    progress.table(results, experiment.COLUMNS, title, experiment.CAPTION)
     sys.stdout.write(f"written to {directory}\n")
+
+
+def _module(run: schema.Run) -> ModuleType:
+    """What runs it: a module of its own where a run is not a sweep of sessions."""
+    name = "sink_ablation" if run.ablation else "long_call" if run.long_call else "sweep"
+    return importlib.import_module(f"experiments.{name}")
 
 
 def make_run_dir(run: schema.Run) -> Path:

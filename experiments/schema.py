@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from metronome.models import ModelProfile
 from metronome.saturation import FrameTokens
+from metronome.texts import find_texts
 from metronome.window import Bound, blocks_for
 from metronome.workload import Workload
 
@@ -96,6 +97,17 @@ class Ablation:
 
 
 @dataclass(frozen=True, kw_only=True, config=_strict)
+class LongCall:
+    """One session of `num_tokens`, under each bound, and unbounded until its `border`. Sizes in tokens."""
+
+    text_dir: Path
+    num_tokens: Positive
+    frame_tokens: Positive
+    border: Positive
+    bounds: list[BoundChoice]
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
 class Run:
     """One run, as it will be executed."""
 
@@ -107,7 +119,9 @@ class Run:
     engine: Engine
     speech: Speech
     out: Out
-    ablation: Ablation | None = None  # given: the run is this, not a sweep of sessions
+    # Where one of these is given, the run is that and not a sweep of sessions.
+    ablation: Ablation | None = None
+    long_call: LongCall | None = None
 
     @property
     def frame_tokens(self) -> FrameTokens:
@@ -182,6 +196,8 @@ def _check(run: Run) -> None:
         )
     if run.ablation:
         _check_ablation(run, run.ablation)
+    elif run.long_call:
+        _check_long_call(run, run.long_call)
     else:
         for mode in run.kv.modes:
             _check_pool(run, run.bound(mode))
@@ -223,6 +239,16 @@ def _check_ablation(run: Run, ablation: Ablation) -> None:
             f"ablation.num_tokens={ablation.num_tokens}: must be below engine.max_model_len={run.engine.max_model_len}"
         )
     for choice in ablation.bounds:
+        _check_pool(run, choice.bound(run.engine.block_size))
+
+
+def _check_long_call(run: Run, call: LongCall) -> None:
+    find_texts(call.text_dir)
+    if run.engine.max_model_len <= call.num_tokens:
+        raise ConfigError(
+            f"long_call.num_tokens={call.num_tokens}: must be below engine.max_model_len={run.engine.max_model_len}"
+        )
+    for choice in call.bounds:
         _check_pool(run, choice.bound(run.engine.block_size))
 
 

@@ -1,8 +1,7 @@
 """What sinks are worth, on the real engine: the same texts scored and continued under each KV bound.
 
 Three tasks. "teacher": the text is given, every token is scored. "turn": the same scores, but only of the first tokens
-that each speaker says. "free": the engine goes on by itself over several windows; what it said is scored by the unbounded
-engine.
+that each speaker says. "free": the engine goes on by itself over several windows, and the unbounded engine scores that.
 """
 
 import asyncio
@@ -15,12 +14,25 @@ import numpy as np
 
 from experiments.enginelog import starting
 from experiments.manifest import Manifest, hardware
-from experiments.progress import Progress
+from experiments.progress import Columns, Progress, spread
 from experiments.schema import Ablation, Run
 from metronome.stats import bootstrap_interval
 from metronome.texts import Dialogue, distinct_ngrams, longest_loop, read_dialogue, segment_means
 from metronome.trace import PointFacts, PointSink, Score, TraceWriter
 from metronome.window import Bound
+
+COLUMNS: Columns = {
+    "kv": lambda r: r["point_id"],
+    "ppl before": lambda r: spread(r["teacher_before"], 1),
+    "after": lambda r: spread(r["teacher_after"], 1),
+    "turns: ppl before": lambda r: spread(r["turn_before"], 1),
+    "after ": lambda r: spread(r["turn_after"], 1),
+    "free: ppl": lambda r: spread(r["free"], 1),
+    "distinct-2": lambda r: spread(r["distinct_2"], 2),
+    "distinct-4": lambda r: spread(r["distinct_4"], 2),
+    "longest loop": lambda r: spread(r["longest_loop"], 0),
+}
+CAPTION = "before and after: the trained context; perplexities and means with 95 % intervals over texts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +46,7 @@ def kv_name(bound: Bound | None) -> str:
     return f"window{bound.window}+{bound.sinks}" if bound else "unbounded"
 
 
-class SinkAblation:
+class Experiment:
     """One engine per bound, the unbounded one last: it scores what the others said."""
 
     def __init__(self, run: Run, directory: Path, manifest: Manifest, progress: Progress) -> None:
@@ -57,25 +69,26 @@ class SinkAblation:
         return results
 
     async def _run_engine(self, bound: Bound | None, writer: TraceWriter) -> None:
-        from metronome.backends.vllm_engine import EngineOptions  # seconds to import: only if used
+        from metronome.backends.vllm_engine import EngineOptions, VllmEngine  # seconds to import: only if used
         from metronome.backends.vllm_score import VllmScorer
 
         point_id = f"{kv_name(bound)}-{bound.positions}" if bound else kv_name(bound)
         self._progress.note(f"starting the engine for {point_id}")
         reports = self._directory / "plugin" / point_id
         reports.mkdir(parents=True)
-        engine = dataclasses.asdict(self._run.engine)
+        values = dataclasses.asdict(self._run.engine)
         if bound is None:
-            engine["max_model_len"] = self._ablation.trained_len + 1  # its border: one token is sampled after the text
+            values["max_model_len"] = self._ablation.trained_len + 1  # its border: one token is sampled after the text
         options = EngineOptions(
-            **engine,
+            **values,
             bound={"window": bound.window, "sinks": bound.sinks, "positions": bound.positions} if bound else None,
             log_file=self._directory / "engine.log",
             report_dir=reports,
         )
-        scorer = VllmScorer(self._run.model, options)
+        engine = VllmEngine(self._run.model, options)
         with starting(self._directory / "engine.log"):
-            info = scorer.start()
+            engine.start()
+        info, scorer = engine.info(), VllmScorer(engine)
         try:
             self._manifest.add_engine(kv=point_id, **dataclasses.asdict(info))
             sink = self._sinks[point_id] = writer.point(self._facts(point_id, bound, info.num_blocks))
@@ -85,7 +98,7 @@ class SinkAblation:
             if bound is None:
                 await self._score_what_was_said(scorer)
         finally:
-            scorer.stop()
+            engine.stop()
 
     async def _score_texts(self, scorer: Any, point_id: str, bound: Bound | None) -> None:
         for i, dialogue in enumerate(self._dialogues(scorer)):

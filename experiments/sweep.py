@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.enginelog import starting
 from experiments.manifest import Manifest, hardware
-from experiments.progress import Progress
+from experiments.progress import Columns, Progress, number
 from experiments.schema import Run
 from metronome.audio import SAMPLE_RATE_HZ, Audio, LogMelCodec, find_clips, join_clips, level, read
 from metronome.backends.base import Backend
@@ -26,6 +26,21 @@ from metronome.window import Bound
 
 log = logging.getLogger(__name__)
 
+COLUMNS: Columns = {
+    "kv": lambda r: r["kv"],
+    "N": lambda r: str(r["sessions"]),
+    "outcome": lambda r: r["outcome"],
+    "cause": lambda r: r["cause"] or "-",
+    "t collapse": lambda r: number(r["t_collapse_s"], 1),
+    "predicted t_sat": lambda r: number(r["predicted_t_sat_s"], 1),
+    "ok/late/empty/lost": lambda r: "/".join(str(r["frames"][status]) for status in ("ok", "late", "empty", "lost")),
+    "engine p50": lambda r: number(r["engine_latency_ms"]["p50"], 0),
+    "p95": lambda r: number(r["engine_latency_ms"]["p95"], 0),
+    "p99": lambda r: number(r["engine_latency_ms"]["p99"], 0),
+    "front-end p99": lambda r: number(r["frontend_latency_ms"]["p99"], 0),
+    "rho max": lambda r: number(r["rho_max"], 2),
+}
+CAPTION = "latencies in ms, times in s; inf: frames that were never answered reach into the quantile"
 DRAIN_PERIODS = 2  # a frame this late is still counted as late, not lost
 _DRAINED_S = 10.0  # a healthy engine frees ended sessions in milliseconds
 
@@ -54,7 +69,7 @@ def make_points(run: Run) -> list[Point]:
     ]
 
 
-class Sweep:
+class Experiment:
     """Runs the points of one configuration into one run directory."""
 
     def __init__(self, run: Run, directory: Path, manifest: Manifest, progress: Progress) -> None:

@@ -85,9 +85,9 @@ def _draw_time(ax: Axes, marks: pd.DataFrame, never_ms: float) -> None:
         y = np.where(np.isfinite(line.y), line.y, never_ms)
         label = "unbounded" if sessions == most else None
         ax.plot(line.x, y, color=style.UNBOUNDED, drawstyle="steps-post", linewidth=1, label=label)
-        at = (line.x.to_numpy()[np.isfinite(line.y)].max(), never_ms)  # where the step to "never" begins
-        if not np.isfinite(line.y).all():
-            ax.annotate(f"N={sessions}", at, (4, 3), textcoords="offset points", fontsize=7)
+        never = line.x[~np.isfinite(line.y)]
+        if len(never):
+            ax.annotate(f"N={sessions}", (never.min(), never_ms), (2, 3), textcoords="offset points", fontsize=7)
         if sessions in predicted:
             ax.axvline(predicted[sessions], **_PREDICTED, zorder=0)
     ax.plot([], [], **_PREDICTED, label="predicted $t_{sat}$")
@@ -100,7 +100,7 @@ def _draw_load(ax: Axes, marks: pd.DataFrame, never_ms: float) -> None:
         y = np.where(np.isfinite(line.y), line.y, never_ms)
         ax.plot(line.x, y, **style.KV_STYLE[bounded])
         ax.annotate(
-            line.kv.iloc[0], (line.x.iloc[-1], y[-1]), (0, -10), textcoords="offset points", ha="right", fontsize=7
+            line.kv.iloc[0], (line.x.iloc[-1], y[-1]), (0, -13), textcoords="offset points", ha="right", fontsize=7
         )
     ax.set_xlabel("concurrent sessions N")
     ax.set_title("(b) 95th percentile of all frames of a run")

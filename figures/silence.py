@@ -67,11 +67,11 @@ def draw(trace: Trace) -> Figure:
     marks = points(trace)
     one = _collapsed(trace)
     figure = Figure(figsize=(style.TEXT_IN, 3.6))
-    grid = figure.add_gridspec(6, 2, width_ratios=[3, 2])
-    over_time = [figure.add_subplot(grid[i : i + 2, 0]) for i in (0, 2, 4)]
-    _draw_time(over_time, marks, one.points.iloc[0])
-    _draw_histogram(figure.add_subplot(grid[0:3, 1]), marks, "ttft", "engine's time to first token (ms)")
-    _draw_histogram(figure.add_subplot(grid[3:6, 1]), marks, "inter_token", "engine's inter-token latency (ms)")
+    left, right = figure.subfigures(1, 2, width_ratios=[3, 2])
+    _draw_time(left.subplots(3, 1), marks, one.points.iloc[0])
+    first, between = right.subplots(2, 1)
+    _draw_histogram(first, marks, "ttft", "engine's time to first token (ms)")
+    _draw_histogram(between, marks, "inter_token", "engine's inter-token latency (ms)")
     figure.supxlabel(style.provenance(one), fontsize=6, color=style.MUTED)
     return figure
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy.stats
 from numpy.typing import NDArray
 
 from metronome.frames import HARNESS_LATE_NS, NS_PER_MS, NS_PER_S, FrameStatus
@@ -28,6 +29,13 @@ def bootstrap_interval(values: NDArray[np.float64], level: float = 0.95, seed: i
     draws = np.random.default_rng(seed).choice(values, size=(10_000, len(values)))
     low, high = np.quantile(draws.mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def slope_interval(x: NDArray[np.float64], y: NDArray[np.float64], level: float = 0.95) -> tuple[float, float, float]:
+    """Least-squares slope of y over x, with its interval: (slope, low, high)."""
+    fit = scipy.stats.linregress(x, y)
+    half = float(scipy.stats.t.ppf((1 + level) / 2, len(x) - 2) * fit.stderr)
+    return float(fit.slope), float(fit.slope) - half, float(fit.slope) + half
 
 
 def done_ns(frames: pd.DataFrame) -> Nanoseconds:

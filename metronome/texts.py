@@ -72,3 +72,18 @@ def longest_loop(ids: Sequence[int], max_period: int = 64) -> int:
         edges = np.flatnonzero(np.diff(same))
         longest = max(longest, int((edges[1::2] - edges[::2]).max(initial=0)))
     return longest
+
+
+def mix(texts: Sequence[list[int]], num_tokens: int, num_parts: int = 10) -> list[int]:
+    """`num_tokens` of several texts, mixed so that each of `num_parts` parts holds as much of every text.
+
+    Parts are then as hard as each other, and what changes from one to the next is not the author. Raises ValueError
+    where the texts are too short.
+    """
+    share = num_tokens // num_parts // len(texts)
+    if any(len(text) < share * num_parts for text in texts):
+        raise ValueError(
+            f"{num_tokens} tokens need {share * num_parts} of each of {len(texts)} texts: name longer ones"
+        )
+    pieces = [text[part * share : (part + 1) * share] for part in range(num_parts) for text in texts]
+    return [token for piece in pieces for token in piece]

@@ -8,7 +8,8 @@ PERIOD_NS = NS_PER_S
 
 def facts(**changes) -> PointFacts:
     values = {
-        "point_id": "unbounded-n2", "experiment": "cliff_sweep", "engine": "vllm", "model": "smollm2", "weights": "real",
+        "point_id": "unbounded-n2", "experiment": "cliff_sweep", "engine": "vllm", "model": "smollm2",
+        "weights": "real",
         "hardware": "2 cores", "kv": "unbounded", "window": None, "sinks": None, "positions": None,
         "num_blocks": 40, "block_size": 32, "sessions": 2, "phases": "spread", "period_ns": PERIOD_NS,
         "deadline_ns": PERIOD_NS, "duration_ns": 20 * NS_PER_S, "tokens_in": 25, "tokens_out": 4,

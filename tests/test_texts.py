@@ -56,3 +56,12 @@ def test_the_longest_loop_equals_looking_at_every_stretch(ids):
         return best
 
     assert texts.longest_loop(ids) == max(brute(p) for p in range(1, min(64, len(ids) - 1) + 1))
+
+
+def test_a_mix_gives_each_part_the_same_share_of_every_text():
+    first, second = [1] * 1000, [2] * 1000
+    mixed = texts.mix([first, second], 200)
+    assert len(mixed) == 200
+    assert all(sum(t == 1 for t in mixed[i : i + 20]) == 10 for i in range(0, 200, 20))
+    with pytest.raises(ValueError, match="need 1000 of each of 2 texts"):
+        texts.mix([first, second[:500]], 2000)

@@ -8,24 +8,15 @@ from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
-from metronome.backends.base import EngineInfo
-from metronome.backends.vllm_engine import EngineOptions, VllmEngine
-from metronome.models import ModelProfile
+from metronome.backends.vllm_engine import VllmEngine
 
 
 class VllmScorer:
     """Scores and continues token sequences under the engine's KV bound, chunk by chunk as it prefills."""
 
-    def __init__(self, profile: ModelProfile, options: EngineOptions) -> None:
-        self._engine = VllmEngine(profile, options)
+    def __init__(self, engine: VllmEngine) -> None:
+        self._engine = engine
         self._num_requests = 0
-
-    def start(self) -> EngineInfo:
-        self._engine.start()
-        return self._engine.info()
-
-    def stop(self) -> None:
-        self._engine.stop()
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._engine.llm.get_tokenizer().encode(text)

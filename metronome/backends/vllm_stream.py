@@ -60,7 +60,7 @@ class VllmStreamBackend:
 
     def __init__(self, profile: ModelProfile, options: EngineOptions) -> None:
         self._profile = profile
-        self._engine = VllmEngine(profile, options)
+        self.engine = VllmEngine(profile, options)
         self._pool = _PoolLogger(None)
         self._info: EngineInfo | None = None
 
@@ -71,10 +71,10 @@ class VllmStreamBackend:
 
     async def start(self) -> None:
         self._pool = _PoolLogger(None)
-        self._engine.start([lambda config, index=0: self._pool])
+        self.engine.start([lambda config, index=0: self._pool])
         await self._warm_up()
-        self._engine.yield_cores()
-        self._info = self._engine.info()
+        self.engine.yield_cores()
+        self._info = self.engine.info()
 
     async def _warm_up(self) -> None:
         async def turns() -> AsyncIterator[Sequence[int]]:
@@ -88,7 +88,7 @@ class VllmStreamBackend:
         self._pool.forget()
 
     async def stop(self) -> None:
-        self._engine.stop()
+        self.engine.stop()
 
     async def converse(self, session_id: str, turns: AsyncIterator[Sequence[int]]) -> AsyncIterator[TurnOutput]:
         async def chunks() -> AsyncIterator[StreamingInput]:
@@ -98,7 +98,7 @@ class VllmStreamBackend:
         params = self._sampling_params()
         split = TurnSplitter(self._profile.tokens_out, self._stop_ids())
         try:
-            async for out in self._engine.llm.generate(chunks(), params, request_id=session_id):
+            async for out in self.engine.llm.generate(chunks(), params, request_id=session_id):
                 piece = out.outputs[0]
                 for turn in split.feed(piece.token_ids, piece.finish_reason):
                     yield turn
@@ -119,7 +119,7 @@ class VllmStreamBackend:
     def _stop_ids(self) -> frozenset[int]:
         if self._profile.ignore_eos:
             return frozenset()
-        eos = self._engine.llm.model_config.hf_text_config.eos_token_id
+        eos = self.engine.llm.model_config.hf_text_config.eos_token_id
         return frozenset([eos] if isinstance(eos, int) else eos or [])
 
     def sample(self, t_ns: int) -> PoolSample:

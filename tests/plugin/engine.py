@@ -118,7 +118,6 @@ class Engine:
 
         return SamplingParams(
             max_tokens=tokens_out,
-            min_tokens=tokens_out,
             temperature=0.0,
             ignore_eos=True,
             logprobs=0,

@@ -1,0 +1,233 @@
+"""One session without a border: blocks held, frame latency and perplexity against the length of the call.
+
+Served, the call is a closed loop: a frame is released when the one before is answered, so that its latency is the
+engine's own. Scored, the same tokens are one text.
+"""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.enginelog import starting
+from experiments.manifest import Manifest, hardware
+from experiments.progress import Columns, Progress, number, spread
+from experiments.schema import LongCall, Run
+from experiments.sink_ablation import kv_name
+from metronome.backends.base import Backend, EngineDied
+from metronome.frames import NS_PER_MS, FrameRecord, FrameStatus, TurnOutput
+from metronome.stats import engine_latency_ns, slope_interval
+from metronome.texts import find_texts, mix, segment_means
+from metronome.trace import PointFacts, PointSink, Score, TraceWriter
+from metronome.window import Bound
+
+COLUMNS: Columns = {
+    "kv": lambda r: r["point_id"],
+    "tokens": lambda r: str(r["tokens"]),
+    "ended": lambda r: r["ended"],
+    "blocks": lambda r: "-".join(map(str, r["blocks"])),
+    "latency p50": lambda r: number(r["latency_ms"][0], 0),
+    "p99": lambda r: number(r["latency_ms"][1], 0),
+    "slope per 1,000 tokens": lambda r: spread(r["latency_slope_ms_per_1000_tokens"], 3),
+    "perplexity by tenth": lambda r: " ".join(number(x, 1) for x in r["perplexity_by_tenth"]),
+}
+CAPTION = (
+    "latencies in ms; blocks, latency and slope after the first tenth of the call, the slope with its 95 % interval"
+)
+NUM_PARTS = 10  # of a call, as hard as each other
+_SILENCE_S = 60.0  # a call that is not answered for this long is over
+
+
+class Experiment:
+    """One engine per bound, each serving the call and then scoring it; last the unbounded one, until its border."""
+
+    def __init__(self, run: Run, directory: Path, manifest: Manifest, progress: Progress) -> None:
+        assert run.long_call is not None
+        self._run = run
+        self._call: LongCall = run.long_call
+        self._directory = directory
+        self._manifest = manifest
+        self._progress = progress
+
+    async def execute(self, writer: TraceWriter) -> list[dict[str, Any]]:
+        results = []
+        for bound in [*(choice.bound(self._run.engine.block_size) for choice in self._call.bounds), None]:
+            results.append(await self._run_engine(bound, writer))
+            self._manifest.add_point(results[-1])
+        return results
+
+    async def _run_engine(self, bound: Bound | None, writer: TraceWriter) -> dict[str, Any]:
+        from metronome.backends.vllm_engine import EngineOptions  # seconds to import: only if used
+        from metronome.backends.vllm_score import VllmScorer
+        from metronome.backends.vllm_stream import VllmStreamBackend
+
+        point_id = f"{kv_name(bound)}-{bound.positions}" if bound else kv_name(bound)
+        self._progress.note(f"starting the engine for {point_id}")
+        values = dataclasses.asdict(self._run.engine)
+        if bound is None:
+            values["max_model_len"] = self._call.border
+        options = EngineOptions(
+            **values,
+            bound={"window": bound.window, "sinks": bound.sinks, "positions": bound.positions} if bound else None,
+            log_file=self._directory / "engine.log",
+        )
+        backend = VllmStreamBackend(self._run.model, options)
+        with starting(self._directory / "engine.log"):
+            await backend.start()
+        try:
+            self._manifest.add_engine(kv=point_id, **dataclasses.asdict(backend.info))
+            sink = writer.point(self._facts(point_id, bound, backend.info.num_blocks))
+            scorer = VllmScorer(backend.engine)
+            ids = self._read(scorer.encode)
+            # Scored first: at its border the unbounded engine may not outlive the call.
+            await self._score(scorer, sink, point_id, ids if bound else ids[: self._call.border - 1])
+            await self._serve(backend, sink, point_id, ids, bound)
+        finally:
+            await backend.stop()
+        return summarise(point_id, sink)
+
+    def _read(self, encode: Any) -> list[int]:
+        texts = [encode(path.read_text()) for path in find_texts(self._call.text_dir)]
+        enough = [t for t in texts if len(t) >= self._call.num_tokens // len(texts)]
+        return mix(enough, self._call.num_tokens, NUM_PARTS)
+
+    async def _score(self, scorer: Any, sink: PointSink, point_id: str, ids: Sequence[int]) -> None:
+        self._progress.note(f"{point_id}: scoring {len(ids)} tokens")
+        nll = -await scorer.score(ids)
+        for start, num_tokens, value in segment_means(nll, 1, self._call.num_tokens // NUM_PARTS // 10):
+            sink.score(
+                Score(task="teacher", text="call", metric="nll", start=start, num_tokens=num_tokens, value=value)
+            )
+
+    async def _serve(
+        self, backend: Backend, sink: PointSink, point_id: str, ids: list[int], bound: Bound | None
+    ) -> None:
+        """The call, frame by frame. It ends with its last frame, or where the engine ends it."""
+        size = self._call.frame_tokens
+        frames = [ids[i : i + size] for i in range(0, len(ids) - size + 1, size)]
+        self._progress.note(f"{point_id}: serving {len(frames)} frames")
+        answered = asyncio.Event()
+        call = _Call(size, self._run.workload.deadline_ms * NS_PER_MS, bound)
+
+        async def speak() -> AsyncIterator[Sequence[int]]:
+            for frame in frames:
+                answered.clear()
+                call.release()
+                yield frame
+                await answered.wait()
+
+        outputs = backend.converse(point_id, speak())
+        while call.num_answered < len(frames):
+            try:
+                async with asyncio.timeout(_SILENCE_S):
+                    output = await anext(outputs)
+            except (EngineDied, TimeoutError, StopAsyncIteration) as error:
+                sink.frame(call.give_up(FrameStatus.ENGINE_DEAD if isinstance(error, EngineDied) else FrameStatus.LOST))
+                return
+            if (record := call.hear(output)) is not None:
+                sink.frame(record)
+                sink.pool(backend.sample(call.now_ns()))
+                if record.status is FrameStatus.MAX_LEN:
+                    return
+                answered.set()
+
+    def _facts(self, point_id: str, bound: Bound | None, num_blocks: int) -> PointFacts:
+        run = self._run
+        return PointFacts(
+            point_id=point_id,
+            experiment=run.name,
+            engine="vllm",
+            model=run.model.name,
+            weights=run.model.weights,
+            hardware=hardware(),
+            kv=kv_name(bound),
+            window=bound.window if bound else None,
+            sinks=bound.sinks if bound else None,
+            positions=bound.positions if bound else None,
+            num_blocks=num_blocks,
+            block_size=run.engine.block_size,
+            sessions=1,
+            deadline_ns=run.workload.deadline_ms * NS_PER_MS,
+            tokens_in=self._call.frame_tokens,
+            tokens_out=run.model.tokens_out,
+        )
+
+
+class _Call:
+    """The one session: what is in flight, and the record of a frame once it is answered."""
+
+    def __init__(self, tokens_in: int, deadline_ns: int, bound: Bound | None) -> None:
+        self._tokens_in = tokens_in
+        self._deadline_ns = deadline_ns
+        self._bound = bound
+        self._origin_ns = time.monotonic_ns()
+        self._released_ns = 0
+        self._first_token_ns: int | None = None
+        self._num_sampled = 0
+        self._num_cached = 0
+        self.num_answered = 0
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns() - self._origin_ns
+
+    def release(self) -> None:
+        self._released_ns, self._first_token_ns, self._num_sampled = self.now_ns(), None, 0
+
+    def hear(self, output: TurnOutput) -> FrameRecord | None:
+        """The frame's record with its last token, None before."""
+        self._first_token_ns = self._first_token_ns or self.now_ns()
+        self._num_sampled += output.num_sampled
+        if not output.turn_done:
+            return None
+        self._num_cached += self._tokens_in + self._num_sampled - 1
+        done_ns = self.now_ns()
+        on_time = done_ns - self._released_ns <= self._deadline_ns
+        status = FrameStatus.MAX_LEN if output.hit_max_len else FrameStatus.OK if on_time else FrameStatus.LATE
+        record = self._record(status, done_ns)
+        self.num_answered += 1
+        return record
+
+    def give_up(self, status: FrameStatus) -> FrameRecord:
+        return self._record(status, None)
+
+    def _record(self, status: FrameStatus, done_ns: int | None) -> FrameRecord:
+        held = self._bound.held_tokens(self._num_cached) if self._bound else self._num_cached
+        return FrameRecord(
+            session_id=0,
+            frame_idx=self.num_answered,
+            release_ns=self._released_ns,
+            sent_ns=self._released_ns,
+            first_token_ns=self._first_token_ns,
+            done_ns=done_ns,
+            deadline_ns=self._released_ns + self._deadline_ns,
+            tokens_in=self._tokens_in,
+            tokens_out=self._num_sampled,
+            kv_tokens=None if done_ns is None else held,
+            status=status,
+        )
+
+
+def summarise(point_id: str, sink: PointSink) -> dict[str, Any]:
+    """Length reached, how the call ended, blocks, latency and its slope over the call, perplexity by tenth."""
+    trace = sink.trace()
+    point, frames, scores = trace.points.iloc[0], trace.frames, trace.scores
+    answered = frames[frames.done_ns.notna()]
+    length = (answered.frame_idx + 1).to_numpy(dtype=float) * (point.tokens_in + point.tokens_out - 1)
+    latency_ms = engine_latency_ns(answered) / NS_PER_MS
+    settled = length > length.max() / NUM_PARTS  # the window is full, and the first frames are over
+    used = trace.pool.blocks_used.to_numpy(dtype=int)[settled[: len(trace.pool)]]
+    tenths = (scores.start // ((scores.start.max() + 1) / NUM_PARTS)).astype(int)
+    nll = scores.value.groupby(tenths).mean().tolist()
+    return {
+        "point_id": point_id,
+        "tokens": int(length.max()),
+        "ended": str(frames.status.iloc[-1]),
+        "blocks": [int(used.min()), int(used.max())],
+        "latency_ms": [float(np.median(latency_ms)), float(np.quantile(latency_ms, 0.99))],
+        "latency_slope_ms_per_1000_tokens": list(slope_interval(length[settled] / 1000, latency_ms[settled])),
+        "perplexity_by_tenth": [float(np.exp(x)) for x in nll],
+    }
