@@ -27,12 +27,12 @@ def points(trace: Trace) -> pd.DataFrame:
             rows.append(base | {"series": "time", "x": group.release_ns.median() / NS_PER_S, "y": latency / NS_PER_MS})
         p95 = quantile(engine_latency_ns(frames), 0.95)
         rows.append(base | {"series": "load", "x": point.sessions, "y": p95 / NS_PER_MS})
-        if (t_sat := _predicted_s(point)) is not None:
+        if (t_sat := predicted_s(point)) is not None:
             rows.append(base | {"series": "t_sat", "x": t_sat, "y": np.nan})
     return pd.DataFrame(rows)
 
 
-def _predicted_s(point: object) -> float | None:
+def predicted_s(point: object) -> float | None:
     """When the block arithmetic says the pool is full; only the unbounded engine's ever is."""
     if point.window is not None and not pd.isna(point.window):
         return None
