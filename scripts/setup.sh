@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All set-up: .venv with the locked packages, the project installed in it, and the SmolLM2 checkpoint.
+# All set-up: .venv with the locked packages, the project installed in it, the SmolLM2 checkpoint, and dialogue.
 # Safe to repeat: a finished step leaves a stamp and is skipped, a step that was cut short is done again.
 #   METRONOME_BUILD=cpu|cuda   which build of vLLM (default: cuda where nvidia-smi lists a GPU, else cpu)
 #   PYTHON=...                 which Python 3.11 to build .venv from
@@ -75,7 +75,8 @@ if [[ $(cat $installed 2>/dev/null) != "$key" ]]; then
   echo "$key" >$installed
 fi
 
-# 3. The model.
+# 3. The model, and the dialogue it is scored on.
 .venv/bin/python scripts/build_smollm2.py
+[[ -e .cache/text/timon-of-athens.txt ]] || .venv/bin/python scripts/fetch_text.py >/dev/null
 
 say "ready ($build)"
