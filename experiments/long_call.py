@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -120,18 +121,12 @@ class Experiment:
                 yield frame
                 await answered.wait()
 
-        outputs = backend.converse(point_id, speak())
-        while call.num_answered < len(frames):
-            try:
-                async with asyncio.timeout(_SILENCE_S):
-                    output = await anext(outputs)
-            except (EngineDied, TimeoutError, StopAsyncIteration) as error:
-                sink.frame(call.give_up(FrameStatus.ENGINE_DEAD if isinstance(error, EngineDied) else FrameStatus.LOST))
-                return
-            if (record := call.hear(output)) is not None:
+        async with aclosing(backend.converse(point_id, speak())) as outputs:
+            while call.num_answered < len(frames):
+                record = await _next_record(outputs, call)
                 sink.frame(record)
                 sink.pool(backend.sample(call.now_ns()))
-                if record.status is FrameStatus.MAX_LEN:
+                if record.status not in (FrameStatus.OK, FrameStatus.LATE):
                     return
                 answered.set()
 
@@ -209,6 +204,20 @@ class _Call:
             kv_tokens=None if done_ns is None else held,
             status=status,
         )
+
+
+async def _next_record(outputs: AsyncIterator[TurnOutput], call: _Call) -> FrameRecord:
+    """Wait for the frame in flight, as long as the engine says anything at all."""
+    while True:
+        try:
+            async with asyncio.timeout(_SILENCE_S):
+                output = await anext(outputs)
+        except EngineDied:
+            return call.give_up(FrameStatus.ENGINE_DEAD)
+        except (TimeoutError, StopAsyncIteration):
+            return call.give_up(FrameStatus.LOST)
+        if (record := call.hear(output)) is not None:
+            return record
 
 
 def summarise(point_id: str, sink: PointSink) -> dict[str, Any]:

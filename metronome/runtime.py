@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from typing import Protocol
 
 from metronome.backends.base import Backend, EngineDied
@@ -86,10 +87,11 @@ class PointRun:
     async def _drive(self, session: PeriodicSession, turns: Sequence[Sequence[int]]) -> None:
         session_id = f"{self._name}-{session.spec.session_id}"
         try:
-            async for output in self._backend.converse(session_id, self._speak(session, turns)):
-                session.heard(output, self.now_ns())
-                if session.ended:
-                    break
+            async with aclosing(self._backend.converse(session_id, self._speak(session, turns))) as outputs:
+                async for output in outputs:
+                    session.heard(output, self.now_ns())
+                    if session.ended:
+                        break
         except EngineDied:
             session.ended = FrameStatus.ENGINE_DEAD
         if session.ended:

@@ -1,6 +1,6 @@
 """What the runtime asks of an engine."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -36,7 +36,7 @@ class Backend(Protocol):
 
     async def stop(self) -> None: ...
 
-    def converse(self, session_id: str, turns: AsyncIterator[Sequence[int]]) -> AsyncIterator[TurnOutput]:
+    def converse(self, session_id: str, turns: AsyncIterator[Sequence[int]]) -> AsyncGenerator[TurnOutput, None]:
         """One session: each item of `turns` is a frame's input token ids. Closing or cancelling it frees its cache.
 
         Raises EngineDied.

@@ -1,6 +1,6 @@
 """An engine that costs nothing: it answers every turn at once. What is measured with it is the harness itself."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from metronome.backends.base import EngineInfo
 from metronome.frames import PoolSample, TurnOutput
@@ -26,7 +26,7 @@ class NullBackend:
     async def stop(self) -> None:
         self._cached.clear()
 
-    async def converse(self, session_id: str, turns: AsyncIterator[Sequence[int]]) -> AsyncIterator[TurnOutput]:
+    async def converse(self, session_id: str, turns: AsyncIterator[Sequence[int]]) -> AsyncGenerator[TurnOutput, None]:
         self._cached[session_id] = 0
         try:
             async for turn in turns:

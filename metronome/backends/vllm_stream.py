@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,7 +91,7 @@ class VllmStreamBackend:
     async def stop(self) -> None:
         self.engine.stop()
 
-    async def converse(self, session_id: str, turns: AsyncIterator[Sequence[int]]) -> AsyncIterator[TurnOutput]:
+    async def converse(self, session_id: str, turns: AsyncIterator[Sequence[int]]) -> AsyncGenerator[TurnOutput, None]:
         async def chunks() -> AsyncIterator[StreamingInput]:
             async for ids in turns:
                 yield StreamingInput(prompt=TokensPrompt(prompt_token_ids=list(ids)))
@@ -98,10 +99,11 @@ class VllmStreamBackend:
         params = self._sampling_params()
         split = TurnSplitter(self._profile.tokens_out, self._stop_ids())
         try:
-            async for out in self.engine.llm.generate(chunks(), params, request_id=session_id):
-                piece = out.outputs[0]
-                for turn in split.feed(piece.token_ids, piece.finish_reason):
-                    yield turn
+            async with aclosing(self.engine.llm.generate(chunks(), params, request_id=session_id)) as outputs:
+                async for out in outputs:
+                    piece = out.outputs[0]
+                    for turn in split.feed(piece.token_ids, piece.finish_reason):
+                        yield turn
         except EngineDeadError as error:
             raise EngineDied(str(error)) from error
 

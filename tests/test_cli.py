@@ -1,0 +1,26 @@
+from typer.testing import CliRunner
+
+from metronome.backends.base import EngineInfo
+from metronome.cli import app, describe
+from metronome.window import Bound
+
+REPORT = {"pid": 7, "process": "EngineCore", "role": "scheduler", "class": "SinkWindowManager", "window": 512,
+          "window_blocks": 16, "sinks": 4, "sink_blocks": 1, "positions": "anchor", "block_size": 32,
+          "vllm": "0.32.0"}  # fmt: skip
+
+
+def test_doctor_counts_what_a_session_costs():
+    info = EngineInfo(name="vllm", num_blocks=149, block_size=32, block_bytes=32 * 23_040, versions={"vllm": "0.32.0"},
+                      bound_live_in=[REPORT])  # fmt: skip
+    lines = describe(info, Bound(window=512, sinks=4), frame_tokens=50)
+    text = "\n".join(lines)
+    # 1 block of sinks, 511 + 50 tokens in 18 blocks, 1 more where the window starts inside a block
+    assert "a session holds at most 20 blocks = 14.06 MiB" in text
+    assert "149 usable blocks holds 7 sessions" in text
+    assert "pid 7 (EngineCore)" in text and "versions: vllm 0.32.0" in text
+
+
+def test_doctor_refuses_what_the_bound_refuses_before_it_starts_anything():
+    result = CliRunner().invoke(app, ["doctor", "--window", "8"])
+    assert result.exit_code == 1
+    assert "kv.window=8: smaller than one block of 32 tokens" in result.output
