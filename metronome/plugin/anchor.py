@@ -75,14 +75,15 @@ class SinkAnchor:
         num_slots: int,
         block_size: int,
         max_num_tokens: int,
+        device: torch.device,
     ) -> None:
-        kv_cache = layers[0].kv_cache
-        device = kv_cache.device
         self.layers = layers
         self.rotation = rotation
+        self.num_slots = num_slots
         self.block_size = block_size
+        self.device = device
         self.on_host = device.type == "cpu"
-        self.slots = SlotTable(num_slots, kv_cache.shape[0], device)
+        self.slots: SlotTable | None = None
         self.offset = torch.arange(block_size, device=device)
         self.bin_row = num_slots * block_size
         # Where each token of the step goes in the raw store; this buffer keeps its address.
@@ -94,14 +95,18 @@ class SinkAnchor:
     def raw_store(self, layer: Any, head_size: int) -> torch.Tensor:
         """In the model's dtype, which is that of the keys: float32 would keep nothing more."""
         shape = (self.bin_row + 1, layer.num_kv_heads, head_size)
-        return torch.zeros(shape, dtype=layer.dtype, device=self.raw_row.device)
+        return torch.zeros(shape, dtype=layer.dtype, device=self.device)
 
     def begin_step(self, slot_mapping: torch.Tensor, rows: SinkRows) -> None:
         """Before the forward pass: follow the blocks, rotate what moved, find the sink tokens."""
+        if self.slots is None:
+            # Layers are given their caches after the builders, and this, are made.
+            num_blocks = self.layers[0].kv_cache.shape[0]
+            self.slots = SlotTable(self.num_slots, num_blocks, self.device)
         self.slots.forget(rows.window_blocks)
         self.slots.assign(rows.sink_blocks.flatten())
-        self._rotate(rows)
-        self._locate_sink_tokens(slot_mapping)
+        self._rotate(self.slots, rows)
+        self._locate_sink_tokens(self.slots, slot_mapping)
 
     def capture(self, raw: torch.Tensor, fresh: torch.Tensor, num_tokens: int) -> None:
         """Keep the sink tokens among `fresh` [T, H, D], one layer's keys or values."""
@@ -110,19 +115,19 @@ class SinkAnchor:
         elif self.sink_tokens.numel() > 0:
             raw[self.raw_row[self.sink_tokens]] = fresh[self.sink_tokens]
 
-    def _locate_sink_tokens(self, slot_mapping: torch.Tensor) -> None:
-        slot = self.slots.slot_of_block[slot_mapping // self.block_size]
+    def _locate_sink_tokens(self, slots: SlotTable, slot_mapping: torch.Tensor) -> None:
+        slot = slots.slot_of_block[slot_mapping // self.block_size]
         row = slot * self.block_size + slot_mapping % self.block_size
-        row = torch.where(slot < self.slots.num_slots, row, self.bin_row)
+        row = torch.where(slot < self.num_slots, row, self.bin_row)
         self.raw_row[: row.numel()] = row
         if self.on_host:
             self.sink_tokens = (row < self.bin_row).nonzero().flatten()
 
-    def _rotate(self, rows: SinkRows) -> None:
+    def _rotate(self, slots: SlotTable, rows: SinkRows) -> None:
         blocks = rows.sink_blocks.flatten()
-        slot = self.slots.slot_of_block[blocks]
+        slot = slots.slot_of_block[blocks]
         shift = rows.shift.repeat_interleave(rows.sink_blocks.shape[1])
-        is_moved = self.slots.moved(slot, shift)
+        is_moved = slots.moved(slot, shift)
         if not rows.any_shift:
             return
         if self.on_host:
@@ -131,7 +136,7 @@ class SinkAnchor:
                 return
             blocks, slot, shift, is_moved = (x[chosen] for x in (blocks, slot, shift, is_moved))
         cos, sin = self.rotation.cos_sin(shift)
-        source = self._tokens_of(slot.clamp(max=self.slots.num_slots - 1))
+        source = self._tokens_of(slot.clamp(max=self.num_slots - 1))
         target = torch.where(is_moved[:, None], self._tokens_of(blocks), -1).flatten()
         for layer in self.layers:
             layer.impl.write_sinks(layer, source, target, cos, sin)

@@ -19,7 +19,7 @@ from metronome.plugin.compat import (
 )
 from metronome.plugin.kv_cache import SinkWindowSpec, describe
 from metronome.plugin.refuse import check_config, refuse_backend, refuse_layer
-from metronome.plugin.rotary import Rotation, find_rotation
+from metronome.plugin.rotary import find_rotation
 from metronome.plugin.table import WindowTable
 from metronome.window import Bound
 
@@ -39,17 +39,14 @@ class SinkWindowBuilder:
         **kwargs: Any,
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, **kwargs)  # type: ignore[call-arg]
-        self._window: WindowTable | None = None
-        self._anchor: SinkAnchor | None = None
-        self._rotation: Rotation | None = None
+        self._window_table: WindowTable | None = None
+        self._sinks: SinkAnchor | None = None
         if isinstance(kv_cache_spec, SinkWindowSpec):
-            self._window = WindowTable(kv_cache_spec, vllm_config, device)
-            self._bounded_layers = compat.attention_layers(vllm_config, layer_names)
-            self._scheduler_config = vllm_config.scheduler_config
-            if self._window.bound.anchored:
-                self._rotation = find_rotation(self._bounded_layers[0].head_size, device)
-            num_layers = len(compat.attention_layers(vllm_config))
-            _say_live(self, kv_cache_spec, num_layers)
+            self._window_table = WindowTable(kv_cache_spec, vllm_config, device)
+            if self._window_table.bound.anchored:
+                layers = compat.attention_layers(vllm_config, layer_names)
+                self._sinks = _anchor_of(layers, self._window_table, vllm_config, device)
+            _say_live(self, kv_cache_spec, len(compat.attention_layers(vllm_config)))
 
     def build(
         self,
@@ -57,28 +54,26 @@ class SinkWindowBuilder:
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> Any:
-        seen = common_attn_metadata
-        if self._window is not None:
-            gap = self._window.gap_blocks(seen.compute_num_computed_tokens())
-            seen = self._window.compact(common_attn_metadata, gap)
-            if self._rotation is not None:
-                rows = self._window.sink_rows(common_attn_metadata, gap)
-                anchor = self._ready_anchor(self._rotation)
-                anchor.begin_step(common_attn_metadata.slot_mapping, rows)
+        full = seen = common_attn_metadata
+        if self._window_table is not None:
+            gap = self._window_table.gap_blocks(full.compute_num_computed_tokens())
+            seen = self._window_table.compact(full, gap)
+            if self._sinks is not None:
+                rows = self._window_table.sink_rows(full, gap)
+                self._sinks.begin_step(full.slot_mapping, rows)
         return super().build(common_prefix_len, seen, fast_build)  # type: ignore[misc]
 
-    def _ready_anchor(self, rotation: Rotation) -> SinkAnchor:
-        # Made at the first step: layers are given their caches after the builders are made.
-        if self._anchor is None:
-            assert self._window is not None
-            self._anchor = SinkAnchor(
-                self._bounded_layers,
-                rotation,
-                num_slots=self._scheduler_config.max_num_seqs * self._window.num_sink_blocks,
-                block_size=self._window.block_size,
-                max_num_tokens=self._scheduler_config.max_num_batched_tokens,
-            )
-        return self._anchor
+
+def _anchor_of(layers: list[Any], table: WindowTable, config: VllmConfig, device: torch.device) -> SinkAnchor:
+    scheduler = config.scheduler_config
+    return SinkAnchor(
+        layers,
+        find_rotation(layers[0].head_size, device),
+        num_slots=scheduler.max_num_seqs * table.num_sink_blocks,
+        block_size=table.block_size,
+        max_num_tokens=scheduler.max_num_batched_tokens,
+        device=device,
+    )
 
 
 class SinkWindowImpl:
@@ -100,7 +95,8 @@ class SinkWindowImpl:
         slot_mapping: torch.Tensor,
     ) -> None:
         super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)  # type: ignore[misc]
-        if self._anchor is not None:
+        # A forward pass without metadata is a warm-up or a dummy, for which nothing was located.
+        if self._anchor is not None and compat.has_attention_metadata():
             self._anchor.capture(self._raw_keys, key, slot_mapping.numel())
             self._anchor.capture(self._raw_values, value, slot_mapping.numel())
 

@@ -11,6 +11,7 @@ from vllm.config import (
     get_current_vllm_config_or_none,
     get_layers_from_vllm_config,
 )
+from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
@@ -88,6 +89,11 @@ def attention_layers(config: VllmConfig, names: list[str] | None = None) -> list
 
     layers = get_layers_from_vllm_config(config, Attention, names).values()
     return [layer for layer in layers if layer.kv_sharing_target_layer_name is None]
+
+
+def has_attention_metadata() -> bool:
+    """Whether the present forward pass is one that a metadata builder has prepared."""
+    return get_forward_context().attn_metadata is not None
 
 
 def rotary_embeddings() -> list[Any]:

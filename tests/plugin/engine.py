@@ -3,16 +3,35 @@
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
 from vllm.v1.core.sched.scheduler import Scheduler
 
 MODEL = Path(__file__).parents[2] / ".cache" / "smollm2"
 CHUNK_LOG = "METRONOME_TEST_CHUNKS"
 BLOCK_SIZE = 32
+
+
+def first_layers(num_layers: int, folder: Path) -> Path:
+    """The model cut down to its first layers: as real, and quicker to check."""
+    weights = load_file(MODEL / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if layer_of(name) < num_layers}
+    save_file(kept, folder / "model.safetensors")
+    config = json.loads((MODEL / "config.json").read_text()) | {"num_hidden_layers": num_layers}
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODEL / name, folder)
+    return folder
+
+
+def layer_of(weight: str) -> int:
+    parts = weight.split(".")
+    return int(parts[2]) if parts[1] == "layers" else -1
 
 
 class RecordingScheduler(Scheduler):
@@ -75,6 +94,7 @@ class Engine:
             "enforce_eager": True,
             "enable_prefix_caching": False,
             "scheduler_cls": f"{__name__}.RecordingScheduler",
+            "async_scheduling": False,  # the recording scheduler is the plain one
         }
         if options is not None:
             options = {"metronome": options | {"report_dir": str(folder / "live")}}

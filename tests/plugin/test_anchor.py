@@ -3,6 +3,7 @@
 vLLM's own block manager decides the blocks; the cache is a tensor; a session's raw keys are known.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from pool import Pool, Served
 from test_table import MAX_CHUNK, MAX_ROWS, compacted, table_for
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from metronome.plugin import compat
 from metronome.plugin.anchor import SinkAnchor
 from metronome.plugin.attention import SinkWindowImpl
 from metronome.plugin.rotary import Rotation
@@ -37,6 +39,15 @@ steps = st.lists(
     min_size=20,
     max_size=100,
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forward_pass() -> Iterator[SimpleNamespace]:
+    """Stands in for vLLM's forward context, which says whether a builder prepared the pass."""
+    now = SimpleNamespace(attn_metadata=object())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compat, "get_forward_context", lambda: now)
+        yield now
 
 
 class PlainCache:
@@ -82,7 +93,8 @@ class World:
         self.table = table_for(self.bound, BLOCK_SIZE)
         self.layers = [layer(), layer()]
         num_slots = MAX_ROWS * self.bound.num_sink_blocks
-        self.anchor = SinkAnchor(self.layers, ROTATION, num_slots, BLOCK_SIZE, MAX_CHUNK)
+        cpu = torch.device("cpu")
+        self.anchor = SinkAnchor(self.layers, ROTATION, num_slots, BLOCK_SIZE, MAX_CHUNK, cpu)
         self.anchor.on_host = self.on_host
         self.random = torch.Generator().manual_seed(0)
 
@@ -153,7 +165,7 @@ def step_metadata(rows: list[Served]) -> CommonAttentionMetadata:
 
 
 @pytest.mark.parametrize("on_host", [True, False], ids=["host", "fixed shapes, as on a GPU"])
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(bounds, steps)
 def test_sinks_are_always_raw_keys_at_the_present_shift(
     on_host: bool, bound: Bound, steps: list[list[tuple[str, int]]]
@@ -195,3 +207,18 @@ def test_a_dummy_step_does_not_disturb_live_sinks() -> None:
     for one, keys in zip(world.layers, before, strict=True):
         torch.testing.assert_close(one.keys, keys, equal_nan=True)
     world.step([("a", 6)])
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_a_pass_without_metadata_leaves_no_keys_behind(
+    on_host: bool, forward_pass: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(Bound(window=16, sinks=8, block_size=BLOCK_SIZE), on_host)
+    world.step([("a", 6)])
+    monkeypatch.setattr(forward_pass, "attn_metadata", None)
+    noise = world.fresh(3)
+    for one in world.layers:
+        one.impl.do_kv_cache_update(one, noise, noise, None, torch.full((3,), -1))
+    monkeypatch.undo()
+    for _ in range(8):
+        world.step([("a", 6)])
