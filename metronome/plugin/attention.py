@@ -46,7 +46,7 @@ class SinkWindowBuilder:
             if self._window_table.bound.anchored:
                 layers = compat.attention_layers(vllm_config, layer_names)
                 self._sinks = _anchor_of(layers, self._window_table, vllm_config, device)
-            _say_live(self, kv_cache_spec, len(compat.attention_layers(vllm_config)))
+            _say_live(self, kv_cache_spec, vllm_config)
 
     def build(
         self,
@@ -204,9 +204,10 @@ def _mixed(mixin: type, stock: type, **attributes: Any) -> type:
     return type(f"{mixin.__name__}[{stock.__name__}]", bases, {"__module__": __name__} | attributes)
 
 
-def _say_live(builder: object, spec: SinkWindowSpec, num_layers: int) -> None:
+def _say_live(builder: object, spec: SinkWindowSpec, config: VllmConfig) -> None:
+    layers = [each for each in compat.attention_layers(config) if each.sliding_window is None]
     facts = describe(builder, spec.bound(spec.bound_block_size))
-    record = report.write(spec.report_dir, "worker", num_layers=num_layers, **facts)
+    record = report.write(spec.report_dir, "worker", num_layers=len(layers), **facts)
     logger.info_once("metronome bound live: %s", report.sentence(record))
 
 

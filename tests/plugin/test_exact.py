@@ -36,7 +36,7 @@ def mixed_sessions() -> dict[str, Session]:
 
 def growing_sessions() -> dict[str, Session]:
     """All admitted at once on few blocks, and growing."""
-    return {f"s{seed}": Session([speech(seed, 20 + seed)], tokens_out=100) for seed in range(4)}
+    return {f"s{seed}": Session([speech(seed, 20 + seed)], tokens_out=130) for seed in range(4)}
 
 
 @dataclass(frozen=True)

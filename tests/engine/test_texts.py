@@ -1,0 +1,72 @@
+"""The experiments on texts, in small, on the real engine: their machinery, not their findings."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from metronome import trace
+
+pytestmark = pytest.mark.engine
+ROOT = Path(__file__).parent.parent.parent
+
+
+def run(out, *overrides):
+    command = [sys.executable, "-m", "experiments.run", *overrides, f"out.dir={out}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    manifest = json.loads((out / "manifest.json").read_text(), parse_constant=pytest.fail)
+    assert manifest["status"] == "complete"
+    return manifest, done.stdout
+
+
+def test_the_sink_ablation_scores_all_three_tasks(tmp_path):
+    manifest, printed = run(
+        tmp_path / "run",
+        "+exp=sink_ablation",
+        "ablation.text_dir=data/text",
+        "ablation.texts=[timon-of-athens]",
+        "ablation.num_tokens=768",
+        "ablation.trained_len=512",
+        "ablation.segment=128",
+        "ablation.prompt_tokens=64",
+        "ablation.continue_tokens=64",
+        "ablation.continuations=2",
+        "ablation.bounds=[{window: 64, sinks: 4, positions: anchor}]",
+    )
+    scores = trace.read(tmp_path / "run", "sink_ablation").scores
+    bounded, unbounded = (scores[scores.point_id == p] for p in ("window64+4-anchor", "unbounded"))
+    teacher = bounded[bounded.task == "teacher"]
+    assert teacher.start.tolist() == [128 * i for i in range(6)] and teacher.num_tokens.sum() == 767
+    assert unbounded[unbounded.task == "teacher"].num_tokens.sum() == 511  # it ends at its border
+    # While everything still fits the window, the bound changes nothing.
+    first = [one[(one.task == "teacher") & (one.start == 0)].value.item() for one in (bounded, unbounded)]
+    assert first[0] == pytest.approx(first[1], abs=0.35) and 1 < math.exp(first[0]) < 500
+    assert set(bounded.task) == {"teacher", "turn", "free"}
+    assert {"nll", "distinct_2", "distinct_4", "longest_loop"} == set(bounded[bounded.task == "free"].metric)
+    assert [p["point_id"] for p in manifest["points"]] == ["window64+4-anchor", "unbounded"]
+    assert "window64+4-anchor" in printed
+
+
+def test_a_long_call_outlives_the_border_of_a_stock_engine(tmp_path):
+    manifest, _ = run(
+        tmp_path / "run",
+        "+exp=long_call",
+        "long_call.text_dir=data/text",
+        "long_call.num_tokens=4000",
+        "long_call.border=1024",
+        "long_call.bounds=[{window: 256, sinks: 4, positions: anchor}]",
+        "engine.num_blocks=64",  # 2,016 tokens: the call is twice as long as its pool
+        "engine.max_model_len=100000",
+        "engine.max_num_batched_tokens=256",
+    )
+    bounded, unbounded = manifest["points"]
+    assert bounded["ended"] in ("ok", "late") and bounded["tokens"] == 16 * 249
+    assert bounded["blocks"][1] <= 1 + (255 + 246 + 31) // 32 + 1
+    assert unbounded["tokens"] <= 1024 + 249
+    assert unbounded["ended"] in ("max_len", "lost", "engine_dead")
+    frames = trace.read(tmp_path / "run", "long_call").frames
+    assert set(frames[frames.point_id == bounded["point_id"]].tokens_out) == {4}
