@@ -40,7 +40,7 @@ CAPTION = (
     "latencies in ms; blocks, latency and slope after the first tenth of the call, the slope with its 95 % interval"
 )
 NUM_PARTS = 10  # of a call, as hard as each other
-_SILENCE_S = 60.0  # a call that is not answered for this long is over
+_SILENCE_S = 20.0  # a call that is not answered for this long is over
 
 
 class Experiment:
@@ -228,7 +228,7 @@ def summarise(point_id: str, sink: PointSink) -> dict[str, Any]:
     length = (answered.frame_idx + 1).to_numpy(dtype=float) * (point.tokens_in + point.tokens_out - 1)
     latency_ms = engine_latency_ns(answered) / NS_PER_MS
     settled = length > length.max() / NUM_PARTS  # the window is full, and the first frames are over
-    used = trace.pool.blocks_used.to_numpy(dtype=int)[settled[: len(trace.pool)]]
+    used = trace.pool.blocks_used.to_numpy(dtype=int)[: len(answered)][settled]  # one sample per frame
     tenths = (scores.start // ((scores.start.max() + 1) / NUM_PARTS)).astype(int)
     nll = scores.value.groupby(tenths).mean().tolist()
     return {

@@ -71,7 +71,8 @@ def test_a_streamed_completion_past_the_window_plateaus(server):
             if i % 30 == 29:
                 used.append((i, used_blocks(url)))
     assert used[-1][0] > 6 * WINDOW  # it went on for many windows
-    plateau = [blocks for tokens, blocks in used if tokens > WINDOW + 2 * BLOCK]
+    # The engine may be done while its last tokens are still on their way: then it holds nothing.
+    plateau = [blocks for tokens, blocks in used if tokens > WINDOW + 2 * BLOCK and blocks]
     assert len(plateau) > 10
     assert max(plateau) <= 1 + WINDOW // BLOCK + 2  # sinks, window, and the blocks at its two ends
     assert min(plateau) >= 1 + WINDOW // BLOCK

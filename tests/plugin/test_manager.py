@@ -14,7 +14,7 @@ NUM_BLOCKS = 40
 NAMES = ["a", "b", "c", "d"]
 
 bounds = st.builds(Bound, window=st.integers(4, 20), sinks=st.integers(0, 9), block_size=st.just(4))
-events = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(-3, 24)), min_size=1, max_size=80)
+events = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(-2, 24)), min_size=30, max_size=120)
 
 
 @settings(deadline=None)
