@@ -1,10 +1,10 @@
 """What the bound costs and saves, as ratios of frame latencies measured in one run on the real engine.
 
-    python bench/bound.py [--rounds 7] [--sessions 4] [--history 4096] [--frames 30]
+    python bench/bound.py [--rounds 7] [--sessions 2] [--history 4096] [--frames 40]
 
 Each round starts every variant once, in an order that alternates, so that a drift of the machine meets all alike.
-Sessions first hear `history` tokens; then they speak in step, 25 tokens in and 4 out per frame, and a frame's latency
-is that of the slowest. Nothing else may run meanwhile.
+Sessions first hear `history` tokens, or a window twice over where there is one; then they speak in step, 25 tokens in
+and 4 out per frame, and a frame's latency is that of the slowest. Nothing else may run meanwhile.
 """
 
 import argparse
@@ -78,13 +78,14 @@ class Speaker:
 async def measure(variant: str, args: argparse.Namespace) -> list[float]:
     """Latency in ms of each frame, all sessions in step."""
     rng = np.random.default_rng(0)
+    history = args.history if variant == "unbounded" else 2 * WINDOW
     backend = VllmStreamBackend(profile(variant), options(variant, args))
     with quiet():
         await backend.start()
     try:
         speakers = [Speaker(backend, f"{variant}-{i}") for i in range(args.sessions)]
         for speaker in speakers:
-            await speaker.say(rng.integers(100, 40_000, args.history).tolist())
+            await speaker.say(rng.integers(100, 40_000, history).tolist())
         latencies = []
         for _ in range(args.frames):
             frames = rng.integers(100, 40_000, (args.sessions, TOKENS_IN)).tolist()
@@ -116,9 +117,9 @@ def quiet():
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--sessions", type=int, default=4)
+    parser.add_argument("--sessions", type=int, default=2)
     parser.add_argument("--history", type=int, default=4096)
-    parser.add_argument("--frames", type=int, default=30)
+    parser.add_argument("--frames", type=int, default=40)
     parser.add_argument("--json", type=Path, help="also write every latency here")
     args = parser.parse_args()
     rounds: list[dict[str, list[float]]] = []

