@@ -32,7 +32,7 @@ def server(tmp_path_factory):
     bound = {"metronome": {"window": WINDOW, "sinks": 4, "report_dir": str(reports)}}
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(ROOT / ".cache/smollm2")]
     command += ["--host", "127.0.0.1", "--port", str(port), "--additional-config", json.dumps(bound), *ARGS]
-    env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "INFO"}
     with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env) as process:
         try:
             wait_until_healthy(f"http://127.0.0.1:{port}", process, log)
