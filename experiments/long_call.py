@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from experiments.enginelog import starting
-from experiments.manifest import Manifest, hardware
+from experiments.manifest import Manifest
+from experiments.points import engine_options, facts, policy_name
 from experiments.progress import Columns, Progress, number, spread
 from experiments.schema import LongCall, Run
-from experiments.sink_ablation import kv_name
 from metronome.backends.base import Backend, EngineDied
 from metronome.frames import NS_PER_MS, FrameRecord, FrameStatus, TurnOutput
 from metronome.stats import engine_latency_ns, slope_interval
 from metronome.texts import find_texts, mix, segment_means
-from metronome.trace import PointFacts, PointSink, Score, TraceWriter
+from metronome.trace import PointSink, Score, TraceWriter
 from metronome.window import Bound
 
 COLUMNS: Columns = {
@@ -62,26 +62,24 @@ class Experiment:
         return results
 
     async def _run_engine(self, bound: Bound | None, writer: TraceWriter) -> dict[str, Any]:
-        from metronome.backends.vllm_engine import EngineOptions  # seconds to import: only if used
-        from metronome.backends.vllm_score import VllmScorer
+        from metronome.backends.vllm_score import VllmScorer  # seconds to import: only if used
         from metronome.backends.vllm_stream import VllmStreamBackend
 
-        point_id = f"{kv_name(bound)}-{bound.positions}" if bound else kv_name(bound)
+        point_id = policy_name(bound)
         self._progress.note(f"starting the engine for {point_id}")
-        values = dataclasses.asdict(self._run.engine)
-        if bound is None:
-            values["max_model_len"] = self._call.border
-        options = EngineOptions(
-            **values,
-            bound={"window": bound.window, "sinks": bound.sinks, "positions": bound.positions} if bound else None,
-            log_file=self._directory / "engine.log",
-        )
+        options = engine_options(self._run, self._directory, point_id, bound, None if bound else self._call.border)
         backend = VllmStreamBackend(self._run.model, options)
         with starting(self._directory / "engine.log"):
             await backend.start()
         try:
             self._manifest.add_engine(kv=point_id, **dataclasses.asdict(backend.info))
-            sink = writer.point(self._facts(point_id, bound, backend.info.num_blocks))
+            served = {
+                "sessions": 1,
+                "deadline_ns": self._run.workload.deadline_ms * NS_PER_MS,
+                "tokens_in": self._call.frame_tokens,
+                "tokens_out": self._run.model.tokens_out,
+            }
+            sink = writer.point(facts(self._run, point_id, backend.info, bound, **served))
             scorer = VllmScorer(backend.engine)
             ids = self._read(scorer.encode)
             # Scored first: at its border the unbounded engine may not outlive the call.
@@ -129,27 +127,6 @@ class Experiment:
                 if record.status not in (FrameStatus.OK, FrameStatus.LATE):
                     return
                 answered.set()
-
-    def _facts(self, point_id: str, bound: Bound | None, num_blocks: int) -> PointFacts:
-        run = self._run
-        return PointFacts(
-            point_id=point_id,
-            experiment=run.name,
-            engine="vllm",
-            model=run.model.name,
-            weights=run.model.weights,
-            hardware=hardware(),
-            kv=kv_name(bound),
-            window=bound.window if bound else None,
-            sinks=bound.sinks if bound else None,
-            positions=bound.positions if bound else None,
-            num_blocks=num_blocks,
-            block_size=run.engine.block_size,
-            sessions=1,
-            deadline_ns=run.workload.deadline_ms * NS_PER_MS,
-            tokens_in=self._call.frame_tokens,
-            tokens_out=run.model.tokens_out,
-        )
 
 
 class _Call:

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from experiments.enginelog import starting
-from experiments.manifest import Manifest, hardware
+from experiments.manifest import Manifest
+from experiments.points import engine_options, facts, policy_name
 from experiments.progress import Columns, Progress, spread
 from experiments.schema import Ablation, Run
 from metronome.stats import bootstrap_interval
 from metronome.texts import Dialogue, distinct_ngrams, longest_loop, read_dialogue, segment_means
-from metronome.trace import PointFacts, PointSink, Score, TraceWriter
+from metronome.trace import PointSink, Score, TraceWriter
 from metronome.window import Bound
 
 COLUMNS: Columns = {
@@ -40,10 +41,6 @@ class Continuation:
     text: str
     prompt: list[int]
     sampled: list[int]
-
-
-def kv_name(bound: Bound | None) -> str:
-    return f"window{bound.window}+{bound.sinks}" if bound else "unbounded"
 
 
 class Experiment:
@@ -69,29 +66,21 @@ class Experiment:
         return results
 
     async def _run_engine(self, bound: Bound | None, writer: TraceWriter) -> None:
-        from metronome.backends.vllm_engine import EngineOptions, VllmEngine  # seconds to import: only if used
+        from metronome.backends.vllm_engine import VllmEngine  # seconds to import: only if used
         from metronome.backends.vllm_score import VllmScorer
 
-        point_id = f"{kv_name(bound)}-{bound.positions}" if bound else kv_name(bound)
+        point_id = policy_name(bound)
         self._progress.note(f"starting the engine for {point_id}")
-        reports = self._directory / "plugin" / point_id
-        reports.mkdir(parents=True)
-        values = dataclasses.asdict(self._run.engine)
-        if bound is None:
-            values["max_model_len"] = self._ablation.trained_len + 1  # its border: one token is sampled after the text
-        options = EngineOptions(
-            **values,
-            bound={"window": bound.window, "sinks": bound.sinks, "positions": bound.positions} if bound else None,
-            log_file=self._directory / "engine.log",
-            report_dir=reports,
-        )
+        # The unbounded engine ends at its border: one token is sampled after the text.
+        border = None if bound else self._ablation.trained_len + 1
+        options = engine_options(self._run, self._directory, point_id, bound, border)
         engine = VllmEngine(self._run.model, options)
         with starting(self._directory / "engine.log"):
             engine.start()
         info, scorer = engine.info(), VllmScorer(engine)
         try:
             self._manifest.add_engine(kv=point_id, **dataclasses.asdict(info))
-            sink = self._sinks[point_id] = writer.point(self._facts(point_id, bound, info.num_blocks))
+            sink = self._sinks[point_id] = writer.point(facts(self._run, point_id, info, bound))
             await self._score_texts(scorer, point_id, bound)
             self._said[point_id] = await self._go_on(scorer, point_id)
             self._score_repetition(sink, self._said[point_id])
@@ -164,23 +153,6 @@ class Experiment:
                     self._sinks[point_id].score(
                         Score(task="free", text=one.text, metric="nll", start=start, num_tokens=num_tokens, value=value)
                     )
-
-    def _facts(self, point_id: str, bound: Bound | None, num_blocks: int) -> PointFacts:
-        run = self._run
-        return PointFacts(
-            point_id=point_id,
-            experiment=run.name,
-            engine="vllm",
-            model=run.model.name,
-            weights=run.model.weights,
-            hardware=hardware(),
-            kv=kv_name(bound),
-            window=bound.window if bound else None,
-            sinks=bound.sinks if bound else None,
-            positions=bound.positions if bound else None,
-            num_blocks=num_blocks,
-            block_size=run.engine.block_size,
-        )
 
     def _summarise(self, point_id: str, sink: PointSink) -> dict[str, Any]:
         """Perplexities with 95 % intervals over texts, before and after the trained context."""

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from experiments.enginelog import starting
-from experiments.manifest import Manifest, hardware
+from experiments.manifest import Manifest
+from experiments.points import engine_options, facts, kv_name
 from experiments.progress import Columns, Progress, number
 from experiments.schema import Run
 from metronome.audio import SAMPLE_RATE_HZ, Audio, LogMelCodec, find_clips, join_clips, level, read
@@ -21,7 +22,7 @@ from metronome.runtime import PointRun
 from metronome.saturation import predict_t_sat_ns
 from metronome.session import PeriodicSession
 from metronome.stats import summarise
-from metronome.trace import PointFacts, TraceWriter
+from metronome.trace import TraceWriter
 from metronome.window import Bound
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class Point:
 def make_points(run: Run) -> list[Point]:
     """All points, grouped by KV mode so that neighbours share an engine."""
     return [
-        Point(mode, f"window{run.kv.window}+{run.kv.sinks}" if bound else "unbounded", bound, num_sessions)
+        Point(mode, kv_name(bound), bound, num_sessions)
         for mode in run.kv.modes
         for bound in [run.bound(mode)]
         for num_sessions in run.workload.sessions
@@ -123,23 +124,14 @@ class Experiment:
             self._backend = None
 
     def _make_backend(self, point: Point) -> Backend:
-        engine, bound = self._run.engine, point.bound
+        engine = self._run.engine
         if self._run.target.name == "null":
             return NullBackend(
                 tokens_out=self._run.model.tokens_out, num_blocks=engine.num_blocks - 1, block_size=engine.block_size
             )
-        from metronome.backends.vllm_engine import EngineOptions  # seconds to import: only if used
-        from metronome.backends.vllm_stream import VllmStreamBackend
+        from metronome.backends.vllm_stream import VllmStreamBackend  # seconds to import: only if used
 
-        reports = self._directory / "plugin" / point.kv
-        reports.mkdir(parents=True, exist_ok=True)
-        options = EngineOptions(
-            **dataclasses.asdict(engine),
-            bound={"window": bound.window, "sinks": bound.sinks, "positions": bound.positions} if bound else None,
-            log_file=self._directory / "engine.log",
-            report_dir=reports,
-        )
-        return VllmStreamBackend(self._run.model, options)
+        return VllmStreamBackend(self._run.model, engine_options(self._run, self._directory, point.kv, point.bound))
 
     async def _run_point(self, point: Point, turns: Turns, writer: TraceWriter) -> dict[str, Any]:
         assert self._backend is not None
@@ -147,7 +139,16 @@ class Experiment:
         specs = run.workload.make_sessions(point.sessions)
         tokens, period_ns = run.frame_tokens, run.workload.period_ms * NS_PER_MS
         held = point.bound.held_tokens if point.bound else lambda n: n
-        sink = writer.point(self._facts(point))
+        served = {
+            "sessions": point.sessions,
+            "phases": run.workload.phases,
+            "period_ns": period_ns,
+            "deadline_ns": run.workload.deadline_ms * NS_PER_MS,
+            "duration_ns": run.workload.duration_ns,
+            "tokens_in": tokens.num_in,
+            "tokens_out": tokens.num_out,
+        }
+        sink = writer.point(facts(run, point.point_id, info, point.bound, **served))
         shell = PointRun(
             [PeriodicSession(spec, tokens.num_in, held) for spec in specs],
             turns[: point.sessions],
@@ -177,28 +178,3 @@ class Experiment:
             "predicted_t_sat_s": None if predicted_ns is None else predicted_ns / NS_PER_S,
             **dataclasses.asdict(summarise(sink.trace())),
         }
-
-    def _facts(self, point: Point) -> PointFacts:
-        assert self._backend is not None
-        run, info, bound = self._run, self._backend.info, point.bound
-        return PointFacts(
-            point_id=point.point_id,
-            experiment=run.name,
-            engine=info.name,
-            model=run.model.name,
-            weights=run.model.weights,
-            hardware=hardware(),
-            kv=point.kv,
-            window=bound.window if bound else None,
-            sinks=bound.sinks if bound else None,
-            positions=bound.positions if bound else None,
-            num_blocks=info.num_blocks,
-            block_size=info.block_size,
-            sessions=point.sessions,
-            phases=run.workload.phases,
-            period_ns=run.workload.period_ms * NS_PER_MS,
-            deadline_ns=run.workload.deadline_ms * NS_PER_MS,
-            duration_ns=run.workload.duration_ns,
-            tokens_in=run.frame_tokens.num_in,
-            tokens_out=run.frame_tokens.num_out,
-        )

@@ -51,6 +51,9 @@ class VllmEngine:
         """Blocks until the engine serves. Raises RuntimeError or ValueError with the engine's reason."""
         if self.options.log_file:
             _log_to(self.options.log_file)
+        if self.options.report_dir:
+            for old in self.options.report_dir.glob("*.json"):  # of an engine that this one replaces
+                old.unlink()
         self._llm = AsyncLLM.from_engine_args(self._args(), stat_loggers=list(stat_loggers) or None)
 
     def stop(self) -> None:

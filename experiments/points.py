@@ -1,0 +1,62 @@
+"""What all experiments say of a point, and how they start its engine."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.manifest import hardware
+from experiments.schema import Run
+from metronome.backends.base import EngineInfo
+from metronome.trace import PointFacts
+from metronome.window import Bound
+
+if TYPE_CHECKING:
+    from metronome.backends.vllm_engine import EngineOptions
+
+
+def kv_name(bound: Bound | None) -> str:
+    """A KV mode's name in every table."""
+    return f"window{bound.window}+{bound.sinks}" if bound else "unbounded"
+
+
+def policy_name(bound: Bound | None) -> str:
+    """The same, where the positions of sinks are what is compared."""
+    return f"{kv_name(bound)}-{bound.positions}" if bound else kv_name(bound)
+
+
+def facts(run: Run, point_id: str, info: EngineInfo, bound: Bound | None, **served: Any) -> PointFacts:
+    """served: the sessions, where there are any."""
+    return PointFacts(
+        point_id=point_id,
+        experiment=run.name,
+        engine=info.name,
+        model=run.model.name,
+        weights=run.model.weights,
+        hardware=hardware(),
+        kv=kv_name(bound),
+        window=bound.window if bound else None,
+        sinks=bound.sinks if bound else None,
+        positions=bound.positions if bound else None,
+        num_blocks=info.num_blocks,
+        block_size=info.block_size,
+        **served,
+    )
+
+
+def engine_options(
+    run: Run, directory: Path, point_id: str, bound: Bound | None, max_model_len: int | None = None
+) -> "EngineOptions":
+    """Logs and the plugin's reports go into the run directory. max_model_len: instead of the configured one."""
+    from metronome.backends.vllm_engine import EngineOptions  # seconds to import: only if used
+
+    reports = directory / "plugin" / point_id
+    reports.mkdir(parents=True, exist_ok=True)
+    values = dataclasses.asdict(run.engine)
+    if max_model_len is not None:
+        values["max_model_len"] = max_model_len
+    return EngineOptions(
+        **values,
+        bound={"window": bound.window, "sinks": bound.sinks, "positions": bound.positions} if bound else None,
+        log_file=directory / "engine.log",
+        report_dir=reports,
+    )
