@@ -16,6 +16,7 @@ from metronome.backends.base import EngineInfo
 from metronome.models import ModelProfile
 
 _NICE = 5
+_SHUTDOWN_S = 3.5  # its workers need 3 s; vLLM would wait on for 5 and then kill what is left all the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class VllmEngine:
 
     def stop(self) -> None:
         if self._llm:
-            self._llm.shutdown()
+            self._llm.shutdown(timeout=_SHUTDOWN_S)
             self._llm = None
 
     def info(self) -> EngineInfo:
