@@ -4,6 +4,7 @@ python -m figures [name ...] --data data/golden --out build [--check | --update]
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,10 +12,10 @@ from types import ModuleType
 import numpy as np
 import pandas as pd
 
-from figures import cliff, silence, style
+from figures import cliff, silence, sinks, style
 from metronome import trace
 
-FIGURES: dict[str, ModuleType] = {module.NAME: module for module in (cliff, silence)}
+FIGURES: dict[str, ModuleType] = {module.NAME: module for module in (cliff, silence, sinks)}
 EXPECTED = Path(__file__).parent / "expected"
 
 
@@ -22,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     args = _parse(argv)
     style.use()
     faults = []
-    for name in args.names or FIGURES:
+    for name in args.names or _drawable(args.data):
         module = FIGURES[name]
         try:
             data = trace.read(args.data, module.EXPERIMENT)
@@ -35,6 +36,15 @@ def main(argv: list[str] | None = None) -> int:
     for fault in faults:
         print(fault, file=sys.stderr)
     return bool(faults)
+
+
+def _drawable(data: Path) -> list[str]:
+    """All figures; of a run, those of its experiment."""
+    manifest = data / "manifest.json"
+    if not manifest.exists():
+        return list(FIGURES)
+    experiment = json.loads(manifest.read_text())["experiment"]
+    return [name for name, module in FIGURES.items() if module.EXPERIMENT == experiment]
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

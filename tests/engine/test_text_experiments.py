@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
+from figures import long_call
 from metronome import trace
 
 pytestmark = pytest.mark.engine
@@ -68,5 +70,9 @@ def test_a_long_call_outlives_the_border_of_a_stock_engine(tmp_path):
     assert bounded["blocks"][1] <= 1 + (255 + 246 + 31) // 32 + 1
     assert unbounded["tokens"] <= 1024 + 249
     assert unbounded["ended"] in ("max_len", "lost", "engine_dead")
-    frames = trace.read(tmp_path / "run", "long_call").frames
-    assert set(frames[frames.point_id == bounded["point_id"]].tokens_out) == {4}
+    data = trace.read(tmp_path / "run", "long_call")
+    assert set(data.frames[data.frames.point_id == bounded["point_id"]].tokens_out) == {4}
+    points = long_call.points(data)
+    blocks = points[(points.series == "blocks") & (points.point_id == bounded["point_id"])]
+    assert blocks.y.max() == bounded["blocks"][1]
+    assert isinstance(long_call.draw(data), Figure)
