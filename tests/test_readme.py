@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.sink_ablation import perplexity
 from figures import cliff, style
 from metronome import stats, trace
 
@@ -52,6 +53,15 @@ def test_every_collapse_is_predicted_as_closely_as_claimed(golden):
         result = stats.summarise(golden.of(point.point_id))
         if result.t_collapse_s is not None:
             assert abs(result.t_collapse_s - cliff.predicted_s(point)) < 0.2
+
+
+def test_what_sinks_are_worth_is_what_the_traces_say():
+    nll = trace.read(ROOT / "data" / "golden", "sink_ablation").scores.query("task == 'teacher'")
+    columns = ("window256+0-keep", "window256+4-keep", "window256+4-anchor", "unbounded")
+    for row, part in (("within the trained context", nll[nll.start < 8192]), ("past it", nll[nll.start >= 8192])):
+        cells = [perplexity(part[part.point_id == point_id]) for point_id in columns]
+        shown = ["-" if cell is None else f"{cell[0]:.1f}" for cell in cells]
+        assert f"| {row} | {' | '.join(shown)} |" in README
 
 
 def test_the_picture_is_the_figure(golden, tmp_path):
