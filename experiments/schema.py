@@ -181,6 +181,9 @@ def _check(run: Run) -> None:
         raise ConfigError("kv.modes=[]: name at least one of unbounded, window")
     if not run.workload.sessions:
         raise ConfigError("workload.sessions=[]: name at least one number of sessions, e.g. workload.sessions=[8]")
+    for key, values in (("workload.sessions", run.workload.sessions), ("kv.modes", run.kv.modes)):
+        if len(set(values)) < len(values):
+            raise ConfigError(f"{key}={values}: names a point twice; name each once")
     for num_sessions in run.workload.sessions:
         run.workload.make_sessions(num_sessions)
         if num_sessions > run.engine.max_num_seqs:
@@ -253,10 +256,11 @@ def _check_long_call(run: Run, call: LongCall) -> None:
 
 
 def _check_files(run: Run) -> None:
-    from metronome.audio import find_clips  # brings librosa: only once the rest is known to be right
+    from metronome.audio import LogMelCodec, find_clips  # brings librosa: only once the rest is known to be right
 
     checkpoint = run.model.checkpoint
     local = checkpoint.startswith((".", "/"))  # else a hub id
     if run.target.name == "vllm" and local and not (Path(checkpoint) / "config.json").exists():
         raise ConfigError(f"model.checkpoint={checkpoint}: no checkpoint there; build it with: make setup")
+    LogMelCodec(tokens_per_second=run.model.tokens_per_second)
     find_clips(run.speech.dir)

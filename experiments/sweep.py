@@ -133,22 +133,25 @@ class Experiment:
 
         return VllmStreamBackend(self._run.model, engine_options(self._run, self._directory, point.kv, point.bound))
 
+    def _served(self, point: Point) -> dict[str, Any]:
+        workload, tokens = self._run.workload, self._run.frame_tokens
+        return {
+            "sessions": point.sessions,
+            "phases": workload.phases,
+            "period_ns": workload.period_ms * NS_PER_MS,
+            "deadline_ns": workload.deadline_ms * NS_PER_MS,
+            "duration_ns": workload.duration_ns,
+            "tokens_in": tokens.num_in,
+            "tokens_out": tokens.num_out,
+        }
+
     async def _run_point(self, point: Point, turns: Turns, writer: TraceWriter) -> dict[str, Any]:
         assert self._backend is not None
         run, info = self._run, self._backend.info
         specs = run.workload.make_sessions(point.sessions)
         tokens, period_ns = run.frame_tokens, run.workload.period_ms * NS_PER_MS
         held = point.bound.held_tokens if point.bound else lambda n: n
-        served = {
-            "sessions": point.sessions,
-            "phases": run.workload.phases,
-            "period_ns": period_ns,
-            "deadline_ns": run.workload.deadline_ms * NS_PER_MS,
-            "duration_ns": run.workload.duration_ns,
-            "tokens_in": tokens.num_in,
-            "tokens_out": tokens.num_out,
-        }
-        sink = writer.point(facts(run, point.point_id, info, point.bound, **served))
+        sink = writer.point(facts(run, point.point_id, info, point.bound, **self._served(point)))
         shell = PointRun(
             [PeriodicSession(spec, tokens.num_in, held) for spec in specs],
             turns[: point.sessions],

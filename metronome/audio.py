@@ -106,6 +106,14 @@ class LogMelCodec:
     HOPS_PER_TOKEN: ClassVar[int] = 4
     CODE_DIM: ClassVar[int] = 8
 
+    def __post_init__(self) -> None:
+        exact = SAMPLE_RATE_HZ / self.tokens_per_second / self.HOPS_PER_TOKEN
+        if exact < 1 or exact != round(exact):
+            raise ValueError(
+                f"model.tokens_per_second={self.tokens_per_second}: a token must span a multiple of "
+                f"{self.HOPS_PER_TOKEN} samples at {SAMPLE_RATE_HZ} Hz, as with 12.5, 25 or 50"
+            )
+
     @property
     def samples_per_token(self) -> int:
         return round(SAMPLE_RATE_HZ / self.tokens_per_second)

@@ -35,7 +35,7 @@ def test_every_experiment_loads(name):
 @pytest.mark.parametrize("group", ["kv", "workload", "model"])
 def test_every_choice_of_a_group_loads(group):
     for path in (CONF / group).glob("*.yaml"):
-        load(f"{group}={path.stem}", "target=none")
+        assert isinstance(load(f"{group}={path.stem}", "target=none"), schema.Run)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,8 @@ def test_every_choice_of_a_group_loads(group):
         ("+model.tokens_outt=1", r"model.tokens_outt=1: unknown key; did you mean model.tokens_out\?"),
         ("workload.sessions=[0]", "workload.sessions has 0: each entry must be 1 or more"),
         ("workload.sessions=[]", "workload.sessions=\\[\\]: name at least one"),
+        ("workload.sessions=[8,8]", "workload.sessions=\\[8, 8\\]: names a point twice"),
+        ("model.tokens_per_second=24", "model.tokens_per_second=24.0: a token must span a multiple of 4 samples"),
         ("workload.sessions=[300]", "engine.max_num_seqs to 300 or more"),
         ("workload.period_ms=30", "workload.period_ms=30: .* set a multiple of 40 ms"),
         ("workload.duration_s=0.1", "workload.duration_s=0.1: shorter than one period"),
