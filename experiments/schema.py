@@ -82,11 +82,13 @@ class BoundChoice:
 
 @dataclass(frozen=True, kw_only=True, config=_strict)
 class Ablation:
-    """Texts scored and continued under each bound, and by the unbounded engine up to `trained_len`. Sizes in tokens."""
+    """Texts of twice `trained_len`, scored and continued under each bound, and by the unbounded engine up to it.
+
+    Sizes in tokens.
+    """
 
     text_dir: Path
     texts: list[str]
-    num_tokens: Positive
     trained_len: Positive
     segment: Positive
     turn_tokens: Positive
@@ -237,9 +239,10 @@ def _check_ablation(run: Run, ablation: Ablation) -> None:
             raise ConfigError(
                 f"ablation.texts has {name}: not in {ablation.text_dir}; fetch it: python scripts/fetch_text.py"
             )
-    if run.engine.max_model_len <= ablation.num_tokens:
+    if run.engine.max_model_len <= 2 * ablation.trained_len:
         raise ConfigError(
-            f"ablation.num_tokens={ablation.num_tokens}: must be below engine.max_model_len={run.engine.max_model_len}"
+            f"ablation.trained_len={ablation.trained_len}: texts are twice as long, and must be below "
+            f"engine.max_model_len={run.engine.max_model_len}"
         )
     for choice in ablation.bounds:
         _check_pool(run, choice.bound(run.engine.block_size))

@@ -2,6 +2,9 @@
 
 Three tasks. "teacher": the text is given, every token is scored. "turn": the same scores, but only of the first tokens
 that each speaker says. "free": the engine goes on by itself over several windows, and the unbounded engine scores that.
+
+A text is twice as long as the trained context and is read twice, the second time with its halves swapped: the same
+tokens then stand within the trained context and past it, and a difference is the bound's, not the text's.
 """
 
 import asyncio
@@ -18,7 +21,7 @@ from experiments.points import engine_options, facts, policy_name
 from experiments.progress import Columns, Progress, spread
 from experiments.schema import Ablation, Run
 from metronome.stats import bootstrap_interval
-from metronome.texts import Dialogue, distinct_ngrams, longest_loop, read_dialogue, segment_means
+from metronome.texts import Dialogue, distinct_ngrams, longest_loop, read_dialogue, segment_means, swap_halves
 from metronome.trace import PointSink, Score, TraceWriter
 from metronome.window import Bound
 
@@ -92,13 +95,14 @@ class Experiment:
     async def _score_texts(self, scorer: Any, point_id: str, bound: Bound | None) -> None:
         for i, dialogue in enumerate(self._dialogues(scorer)):
             self._progress.note(f"{point_id}: text {i + 1}/{len(self._ablation.texts)} {dialogue.name}")
-            ids = dialogue.ids if bound else dialogue.ids[: self._ablation.trained_len]
-            nll = -await scorer.score(ids)
-            self._score_teacher(self._sinks[point_id], dialogue, nll)
-            self._score_turns(self._sinks[point_id], dialogue, nll)
+            for reading in (dialogue, swap_halves(dialogue)):
+                ids = reading.ids if bound else reading.ids[: self._ablation.trained_len]
+                nll = -await scorer.score(ids)
+                self._score_teacher(self._sinks[point_id], reading, nll)
+                self._score_turns(self._sinks[point_id], reading, nll)
 
     def _dialogues(self, scorer: Any) -> list[Dialogue]:
-        folder, num_tokens = self._ablation.text_dir, self._ablation.num_tokens
+        folder, num_tokens = self._ablation.text_dir, 2 * self._ablation.trained_len
         return [read_dialogue(folder / f"{name}.txt", scorer.encode, num_tokens) for name in self._ablation.texts]
 
     def _score_teacher(self, sink: PointSink, dialogue: Dialogue, nll: np.ndarray) -> None:

@@ -43,6 +43,14 @@ def read_dialogue(path: Path, encode: Callable[[str], list[int]], num_tokens: in
     return Dialogue(name=path.stem, ids=ids[:num_tokens], turn_starts=[s for s in starts if s < num_tokens])
 
 
+def swap_halves(dialogue: Dialogue) -> Dialogue:
+    """The same tokens, second half first: read both ways, what stands early and what stands late is equally hard."""
+    half = len(dialogue.ids) // 2
+    late = [s - half for s in dialogue.turn_starts if s >= half]
+    early = [s + len(dialogue.ids) - half for s in dialogue.turn_starts if s < half]
+    return Dialogue(name=dialogue.name, ids=dialogue.ids[half:] + dialogue.ids[:half], turn_starts=late + early)
+
+
 def segment_means(values: NDArray[np.float64], first: int, size: int) -> list[tuple[int, int, float]]:
     """Means of values by segment of `size` positions, where values[0] belongs to position `first`.
 

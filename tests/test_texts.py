@@ -65,3 +65,11 @@ def test_a_mix_gives_each_part_the_same_share_of_every_text():
     assert all(sum(t == 1 for t in mixed[i : i + 20]) == 10 for i in range(0, 200, 20))
     with pytest.raises(ValueError, match="need 1000 of each of 2 texts"):
         texts.mix([first, second[:500]], 2000)
+
+
+def test_both_readings_of_a_text_hold_the_same_turns():
+    dialogue = texts.Dialogue(name="play", ids=list(range(10)), turn_starts=[0, 4, 5, 8])
+    other = texts.swap_halves(dialogue)
+    assert other.ids == [5, 6, 7, 8, 9, 0, 1, 2, 3, 4]
+    assert [other.ids[s] for s in other.turn_starts] == [5, 8, 0, 4]
+    assert texts.swap_halves(other) == texts.Dialogue(name="play", ids=list(range(10)), turn_starts=[0, 4, 5, 8])

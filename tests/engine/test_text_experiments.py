@@ -31,7 +31,6 @@ def test_the_sink_ablation_scores_all_three_tasks(tmp_path):
         "+exp=sink_ablation",
         "ablation.text_dir=data/text",
         "ablation.texts=[timon-of-athens]",
-        "ablation.num_tokens=768",
         "ablation.trained_len=512",
         "ablation.segment=128",
         "ablation.prompt_tokens=64",
@@ -42,10 +41,10 @@ def test_the_sink_ablation_scores_all_three_tasks(tmp_path):
     scores = trace.read(tmp_path / "run", "sink_ablation").scores
     bounded, unbounded = (scores[scores.point_id == p] for p in ("window64+4-anchor", "unbounded"))
     teacher = bounded[bounded.task == "teacher"]
-    assert teacher.start.tolist() == [128 * i for i in range(6)] and teacher.num_tokens.sum() == 767
-    assert unbounded[unbounded.task == "teacher"].num_tokens.sum() == 511  # it ends at its border
+    assert teacher.start.tolist() == 2 * [128 * i for i in range(8)] and teacher.num_tokens.sum() == 2 * 1023
+    assert unbounded[unbounded.task == "teacher"].num_tokens.sum() == 2 * 511  # it ends at its border
     # While everything still fits the window, the bound changes nothing.
-    first = [one[(one.task == "teacher") & (one.start == 0)].value.item() for one in (bounded, unbounded)]
+    first = [one[(one.task == "teacher") & (one.start == 0)].value.iloc[0] for one in (bounded, unbounded)]
     assert first[0] == pytest.approx(first[1], abs=0.35) and 1 < math.exp(first[0]) < 500
     assert set(bounded.task) == {"teacher", "turn", "free"}
     assert {"nll", "distinct_2", "distinct_4", "longest_loop"} == set(bounded[bounded.task == "free"].metric)
