@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from experiments.enginelog import starting
 from experiments.manifest import Manifest
@@ -40,6 +41,7 @@ CAPTION = (
     "latencies in ms; blocks, latency and slope after the first tenth of the call, the slope with its 95 % interval"
 )
 NUM_PARTS = 10  # of a call, as hard as each other
+_SLOPE_FRAMES = 20  # frames near each other are slow together: the slope is put through medians of so many
 _SILENCE_S = 20.0  # a call that is not answered for this long is over
 
 
@@ -207,6 +209,8 @@ def summarise(point_id: str, sink: PointSink) -> dict[str, Any]:
     settled = length > length.max() / NUM_PARTS  # the window is full, and the first frames are over
     used = trace.pool.blocks_used.to_numpy(dtype=int)[: len(answered)][settled]  # one sample per frame
     tenths = (scores.start // ((scores.start.max() + 1) / NUM_PARTS)).astype(int)
+    medians = pd.DataFrame({"x": length[settled] / 1000, "y": latency_ms[settled]})
+    medians = medians.groupby(np.arange(len(medians)) // max(1, min(_SLOPE_FRAMES, len(medians) // 5))).median()
     nll = scores.value.groupby(tenths).mean().tolist()
     return {
         "point_id": point_id,
@@ -214,6 +218,6 @@ def summarise(point_id: str, sink: PointSink) -> dict[str, Any]:
         "ended": str(frames.status.iloc[-1]),
         "blocks": [int(used.min()), int(used.max())],
         "latency_ms": [float(np.median(latency_ms)), float(np.quantile(latency_ms, 0.99))],
-        "latency_slope_ms_per_1000_tokens": list(slope_interval(length[settled] / 1000, latency_ms[settled])),
+        "latency_slope_ms_per_1000_tokens": list(slope_interval(medians.x.to_numpy(), medians.y.to_numpy())),
         "perplexity_by_tenth": [float(np.exp(x)) for x in nll],
     }

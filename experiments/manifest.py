@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,11 @@ class Manifest:
 
     def add_point(self, result: Mapping[str, Any]) -> None:
         self._values["points"].append(dict(result))
+        self._write()
+
+    def conclude(self, results: Sequence[Mapping[str, Any]]) -> None:
+        """What all points together say."""
+        self._values["results"] = [dict(r) for r in results]
         self._write()
 
     def close(self, status: str, error: str | None = None) -> None:

@@ -39,6 +39,7 @@ def facts(run: Run, point_id: str, info: EngineInfo, bound: Bound | None, **serv
         positions=bound.positions if bound else None,
         num_blocks=info.num_blocks,
         block_size=info.block_size,
+        max_model_len=info.max_model_len,
         **served,
     )
 

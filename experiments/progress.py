@@ -59,7 +59,7 @@ class Progress:
         rate = spoken / t_s if t_s > 0 else 0.0
         self._show(
             f"{self._head}: {min(t_s, self._duration_s):.0f}/{self._duration_s:.0f} s, {on_time}/{answered} frames on "
-            f"time, {rate:.0f} tokens/s, rho {sample.blocks_used / sample.blocks_total:.2f}, "
+            f"time, {rate:.0f} tokens/s, rho {sample.blocks_used / sample.blocks_total:.2f}, {_forecast(sample)}"
             f"running {sample.running}, waiting {sample.waiting}"
         )
 
@@ -82,6 +82,13 @@ class Progress:
         for result in results:
             table.add_row(*(cell(result) for cell in columns.values()))
         self._console.print(table)
+
+
+def _forecast(sample: PoolSample) -> str:
+    if sample.tte_ns is None:
+        return ""
+    alarm = " ALARM" if sample.alarm else ""
+    return f"full in {sample.tte_ns / NS_PER_S:.0f} s{alarm}, "
 
 
 def number(value: float | None, digits: int) -> str:

@@ -63,8 +63,14 @@ def _execute(run: schema.Run, directory: Path) -> None:
 
 
 def _module(run: schema.Run) -> ModuleType:
-    """What runs it: a module of its own where a run is not a sweep of sessions."""
-    name = "sink_ablation" if run.ablation else "long_call" if run.long_call else "sweep"
+    """What runs it: a module of its own where a run is more than a sweep of sessions."""
+    sections = {
+        "sink_ablation": run.ablation,
+        "long_call": run.long_call,
+        "metastability": run.repeat,
+        "saturation": run.saturation,
+    }
+    name = next((name for name, section in sections.items() if section), "sweep")
     return importlib.import_module(f"experiments.{name}")
 
 

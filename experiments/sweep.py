@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,17 @@ from experiments.points import engine_options, facts, kv_name
 from experiments.progress import Columns, Progress, number
 from experiments.schema import Run
 from metronome.audio import SAMPLE_RATE_HZ, Audio, LogMelCodec, find_clips, join_clips, level, read
-from metronome.backends.base import Backend
+from metronome.backends.base import Backend, EngineInfo
 from metronome.backends.null import NullBackend
-from metronome.frames import NS_PER_MS, NS_PER_S
+from metronome.frames import NS_PER_MS, NS_PER_S, SessionSpec
 from metronome.runtime import PointRun
 from metronome.saturation import predict_t_sat_ns
 from metronome.session import PeriodicSession
 from metronome.stats import summarise
-from metronome.trace import TraceWriter
+from metronome.trace import Trace, TraceWriter
+from metronome.warning import make_forecaster
 from metronome.window import Bound
+from metronome.workload import HANG_UP_PERIODS
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +45,10 @@ COLUMNS: Columns = {
     "rho max": lambda r: number(r["rho_max"], 2),
 }
 CAPTION = "latencies in ms, times in s; inf: frames that were never answered reach into the quantile"
-DRAIN_PERIODS = 2  # a frame this late is still counted as late, not lost
 _DRAINED_S = 10.0  # a healthy engine frees ended sessions in milliseconds
 
-Turns = list[list[list[int]]]  # [session][frame][token]
+
+Turns = list[list[list[int]]]  # [line][frame][token]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +57,34 @@ class Point:
     kv: str  # its name in every table
     bound: Bound | None
     sessions: int
+    batch: int = 0
+    repeat: int | None = None  # where the point is run more than once
 
     @property
     def point_id(self) -> str:
-        return f"{self.kv}-n{self.sessions}"
+        name = f"{self.kv}-n{self.sessions}"
+        return name if self.repeat is None else f"{name}-b{self.batch}-r{self.repeat}"
+
+    @property
+    def engine_key(self) -> tuple[str, int]:
+        """Points of one key share an engine."""
+        return self.mode, self.batch
+
+    def lifetime_seed(self, run: Run) -> tuple[int, ...]:
+        """Repeats differ in how long sessions last, and are the same in every KV mode."""
+        return (run.workload.seed, self.batch, self.repeat or 0)
 
 
 def make_points(run: Run) -> list[Point]:
-    """All points, grouped by KV mode so that neighbours share an engine."""
+    """All points, batch by batch and KV mode by KV mode, so that neighbours share an engine."""
+    batches, runs = (run.repeat.batches, run.repeat.runs) if run.repeat else (1, None)
     return [
-        Point(mode, kv_name(bound), bound, num_sessions)
+        Point(mode, kv_name(bound), bound, num_sessions, batch, repeat)
+        for batch in range(batches)
         for mode in run.kv.modes
         for bound in [run.bound(mode)]
         for num_sessions in run.workload.sessions
+        for repeat in ([None] if runs is None else range(runs))
     ]
 
 
@@ -88,7 +106,7 @@ class Experiment:
         results = []
         try:
             for i, point in enumerate(points):
-                if self._backend is None or point.mode != points[i - 1].mode:
+                if self._backend is None or point.engine_key != points[i - 1].engine_key:
                     await self._replace_engine(point)
                 self._progress.start_point(i, len(points), point.point_id, point.sessions, self._run.workload)
                 results.append(await self._run_point(point, turns, writer))
@@ -99,10 +117,14 @@ class Experiment:
         return results
 
     def _hear(self, num_sessions: int) -> Turns:
-        """What every session says, frame by frame; each session hears other material, drawn by workload.seed."""
+        """What is said on every line, frame by frame; each line hears other material, drawn by workload.seed."""
         run = self._run
         clips: list[Audio] = [level(read(path)) for path in find_clips(run.speech.dir)]
-        codec = LogMelCodec(tokens_per_second=run.model.tokens_per_second, first_token=run.model.first_audio_token)
+        codec = LogMelCodec(
+            tokens_per_second=run.model.tokens_per_second,
+            codebook_size=run.model.num_audio_tokens,
+            first_token=run.model.first_audio_token,
+        )
         num_samples = run.workload.num_frames * run.workload.period_ms * SAMPLE_RATE_HZ // 1000
         shape = (run.workload.num_frames, run.frame_tokens.num_in)
         return [
@@ -138,6 +160,9 @@ class Experiment:
         return {
             "sessions": point.sessions,
             "phases": workload.phases,
+            "mean_lifetime_ns": None if workload.mean_lifetime_s is None else int(workload.mean_lifetime_s * NS_PER_S),
+            "lifetime_seed": None if workload.mean_lifetime_s is None else point.lifetime_seed(self._run),
+            "turns_vary": self._run.model.turns_vary,
             "period_ns": workload.period_ms * NS_PER_MS,
             "deadline_ns": workload.deadline_ms * NS_PER_MS,
             "duration_ns": workload.duration_ns,
@@ -148,17 +173,18 @@ class Experiment:
     async def _run_point(self, point: Point, turns: Turns, writer: TraceWriter) -> dict[str, Any]:
         assert self._backend is not None
         run, info = self._run, self._backend.info
-        specs = run.workload.make_sessions(point.sessions)
+        specs = run.workload.make_sessions(point.sessions, point.lifetime_seed(run))
         tokens, period_ns = run.frame_tokens, run.workload.period_ms * NS_PER_MS
         held = point.bound.held_tokens if point.bound else lambda n: n
         sink = writer.point(facts(run, point.point_id, info, point.bound, **self._served(point)))
         shell = PointRun(
             [PeriodicSession(spec, tokens.num_in, held) for spec in specs],
-            turns[: point.sessions],
+            [turns[spec.line][spec.start_ns // period_ns :][: spec.num_frames] for spec in specs],
             self._backend,
             sink,
             sample_ns=run.out.sample_ms * NS_PER_MS,
-            drain_ns=DRAIN_PERIODS * period_ns,
+            drain_ns=HANG_UP_PERIODS * period_ns,
+            forecaster=make_forecaster(period_ns, point.bound, tokens.num_in),
             observer=self._progress.observe,
             name=point.point_id,
         )
@@ -171,7 +197,13 @@ class Experiment:
         if not await self._backend.drained(_DRAINED_S):
             log.warning("%s: the engine did not free its sessions; it is replaced", point.point_id)
             await self._stop_engine()
-        predicted_ns = predict_t_sat_ns(specs, tokens, info.num_blocks, info.block_size, point.bound)
+        return self.judge(point, specs, info, sink.trace())
+
+    def judge(self, point: Point, specs: Sequence[SessionSpec], info: EngineInfo, trace: Trace) -> dict[str, Any]:
+        """The point's result, from its trace alone."""
+        run, predicted_ns = self._run, None
+        if not run.model.turns_vary:  # else only odds can be given
+            predicted_ns = predict_t_sat_ns(specs, run.frame_tokens, info.num_blocks, info.block_size, point.bound)
         return {
             "point_id": point.point_id,
             "model": run.model.name,
@@ -179,5 +211,5 @@ class Experiment:
             "kv": point.kv,
             "sessions": point.sessions,
             "predicted_t_sat_s": None if predicted_ns is None else predicted_ns / NS_PER_S,
-            **dataclasses.asdict(summarise(sink.trace())),
+            **dataclasses.asdict(summarise(trace)),
         }

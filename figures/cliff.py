@@ -6,11 +6,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures import style
+from metronome.facts import bound_of, seed_of, tokens_of, workload_of
 from metronome.frames import NS_PER_MS, NS_PER_S
-from metronome.saturation import FrameTokens, predict_t_sat_ns
+from metronome.saturation import predict_t_sat_ns
 from metronome.stats import engine_latency_ns, quantile
 from metronome.trace import Trace
-from metronome.workload import Workload
 
 NAME, EXPERIMENT = "cliff", "cliff_sweep"
 _PREDICTED = {"color": "black", "linewidth": 0.8, "linestyle": (0, (1, 2))}
@@ -34,16 +34,10 @@ def points(trace: Trace) -> pd.DataFrame:
 
 def predicted_s(point: object) -> float | None:
     """When the block arithmetic says the pool is full; only the unbounded engine's ever is."""
-    if point.window is not None and not pd.isna(point.window):
+    if bound_of(point) is not None or point.turns_vary:
         return None
-    workload = Workload(
-        period_ms=point.period_ns // NS_PER_MS,
-        deadline_ms=point.deadline_ns // NS_PER_MS,
-        duration_s=point.duration_ns / NS_PER_S,
-        phases=point.phases,
-    )
-    tokens = FrameTokens(num_in=point.tokens_in, num_out=point.tokens_out)
-    t_sat = predict_t_sat_ns(workload.make_sessions(point.sessions), tokens, point.num_blocks, point.block_size)
+    sessions = workload_of(point).make_sessions(point.sessions, seed_of(point))
+    t_sat = predict_t_sat_ns(sessions, tokens_of(point), point.num_blocks, point.block_size)
     return None if t_sat is None else t_sat / NS_PER_S
 
 

@@ -14,11 +14,6 @@ from metronome.window import Bound
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Real-time sessions on a bounded KV cache.")
 
 
-@app.callback()
-def _commands() -> None:
-    """Keeps `doctor` a command with a name while it is the only one."""
-
-
 @app.command()
 def doctor(
     model: Annotated[str, typer.Argument(help="checkpoint directory or hub id")] = ".cache/smollm2",
@@ -38,6 +33,33 @@ def doctor(
         typer.echo(f"refused: {error}", err=True)
         raise typer.Exit(1) from error
     for line in describe(info, bound, frame_tokens):
+        typer.echo(line)
+
+
+@app.command()
+def forecast(
+    data: Annotated[Path, typer.Argument(help="run directory, or directory of golden traces")],
+    told_bound: Annotated[bool, typer.Option(help="tell the forecast what a bounded session can hold")] = True,
+) -> None:
+    """Replay the early warning on recorded runs: how long before each collapse it came, and where it came in vain."""
+    from metronome import trace, warning  # pandas: not for the other commands
+
+    try:
+        experiments = trace.find_experiments(data)
+        found = [
+            (experiment, warning.evaluate(whole.of(point_id), told_bound=told_bound))
+            for experiment in experiments
+            for whole in [trace.read(data, experiment)]
+            for point_id in whole.points[whole.points.duration_ns.notna()].point_id
+        ]
+    except ValueError as error:
+        typer.echo(f"refused: {error}", err=True)
+        raise typer.Exit(1) from error
+    for experiment, run in found:
+        ended = "survived" if run.cause is None else f"collapsed ({run.cause})"
+        lead = "-" if run.lead_periods is None else f"{run.lead_periods:.1f} periods ahead"
+        typer.echo(f"{experiment:14} {run.point_id:28} {ended:22} alarms {run.num_alarms}  {lead}")
+    for line in warning.conclude([run for _, run in found]):
         typer.echo(line)
 
 

@@ -26,7 +26,10 @@ class FrameStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSpec:
-    """When one session speaks: frame k is released at start_ns + phase_ns + k * period_ns, whatever the engine does."""
+    """When one session speaks: frame k is released at start_ns + phase_ns + k * period_ns, whatever the engine does.
+
+    line: the caller's line; sessions of one line follow each other.
+    """
 
     session_id: int
     start_ns: int
@@ -34,6 +37,7 @@ class SessionSpec:
     period_ns: int
     deadline_ns: int
     num_frames: int
+    line: int = 0
 
     def __post_init__(self) -> None:
         assert self.period_ns > 0 and self.deadline_ns > 0 and self.num_frames > 0
@@ -95,3 +99,8 @@ class PoolSample:
     # What the engine itself observed since the previous sample, as its own metrics would count it.
     ttft_ms: tuple[float, ...] = field(default=())
     inter_token_ms: tuple[float, ...] = field(default=())
+    # The forecast made with this sample: time to exhaustion with its 95 % interval; None where no end is in sight.
+    tte_ns: int | None = None
+    tte_low_ns: int | None = None
+    tte_high_ns: int | None = None
+    alarm: bool = False

@@ -11,7 +11,9 @@ class ModelProfile:
     """One interaction model as a load on the engine.
 
     `tokens_per_second` is the codec's rate: input positions per second of audio. `tokens_out` is what a frame's turn
-    may answer with. `kv_bytes_per_token` belongs to the real model, all layers, in the dtype served.
+    may answer with; a turn is shorter where the model ends it: with an end-of-sequence token, unless `ignore_eos`, or,
+    if `stop_at_audio`, with a token of the codec, by which it expects the user to speak on. `kv_bytes_per_token`
+    belongs to the real model, all layers, in the dtype served.
     """
 
     name: str
@@ -23,7 +25,9 @@ class ModelProfile:
     dtype: str = "bfloat16"
     temperature: float = 0.8
     ignore_eos: bool = True
-    first_audio_token: int = 0  # codec ids are mapped to [first_audio_token, + codebook size)
+    stop_at_audio: bool = False
+    first_audio_token: int = 0  # codec ids are mapped to [first_audio_token, + num_audio_tokens)
+    num_audio_tokens: int = 1024
     hf_overrides: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -33,6 +37,13 @@ class ModelProfile:
             raise ValueError(f"model.tokens_out={self.tokens_out}: must be 1 or more tokens per frame")
         if self.tokens_per_second <= 0:
             raise ValueError(f"model.tokens_per_second={self.tokens_per_second}: must be above 0")
+        if self.num_audio_tokens < 1:
+            raise ValueError(f"model.num_audio_tokens={self.num_audio_tokens}: must be 1 or more")
+
+    @property
+    def turns_vary(self) -> bool:
+        """Whether the model decides how long a turn is."""
+        return self.stop_at_audio or not self.ignore_eos
 
     def tokens_in(self, period_ms: int) -> int:
         """Input tokens per frame.

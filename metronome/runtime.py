@@ -4,9 +4,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import asdict, replace
 from typing import Protocol
 
 from metronome.backends.base import Backend, EngineDied
+from metronome.forecast import Forecaster
 from metronome.frames import NS_PER_S, FrameRecord, FrameStatus, PoolSample
 from metronome.session import PeriodicSession
 
@@ -26,8 +28,8 @@ class Sink(Protocol):
 class PointRun:
     """Drives the sessions of one point to their end.
 
-    turns[i][k] holds the token ids of frame k of session i. Frames still unanswered `drain_ns` after the last deadline
-    are lost.
+    turns[i][k] holds the token ids of frame k of session i. A caller hangs up once the last frame is answered, or
+    `drain_ns` after its deadline; what is unanswered then is lost. forecaster: sees every sample of the pool.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class PointRun:
         *,
         sample_ns: int,
         drain_ns: int,
+        forecaster: Forecaster | None = None,
         observer: Observer | None = None,
         name: str = "point",
     ) -> None:
@@ -48,7 +51,8 @@ class PointRun:
         self._backend = backend
         self._sink = sink
         self._sample_ns = sample_ns
-        self._end_ns = max(s.spec.end_ns for s in sessions) + drain_ns
+        self._drain_ns = drain_ns
+        self._forecaster = forecaster
         self._observer = observer
         self._name = name
         self._origin_ns = 0
@@ -76,15 +80,23 @@ class PointRun:
 
     async def _until_done(self, tasks: Sequence["asyncio.Task[None]"], sampler: "asyncio.Task[None]") -> None:
         pending = set(tasks)
-        while pending and (left_ns := self._end_ns - self.now_ns()) > 0:
-            done, _ = await asyncio.wait(
-                pending | {sampler}, timeout=left_ns / NS_PER_S, return_when=asyncio.FIRST_COMPLETED
-            )
+        while pending:
+            done, _ = await asyncio.wait(pending | {sampler}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()  # a fault of the harness must not pass for a silent session
             pending -= done
 
     async def _drive(self, session: PeriodicSession, turns: Sequence[Sequence[int]]) -> None:
+        left_ns = session.spec.end_ns + self._drain_ns - self.now_ns()
+        try:
+            async with asyncio.timeout(left_ns / NS_PER_S) as patience:
+                await self._converse(session, turns)
+        except TimeoutError:
+            if not patience.expired():
+                raise
+        session.close(self.now_ns())
+
+    async def _converse(self, session: PeriodicSession, turns: Sequence[Sequence[int]]) -> None:
         session_id = f"{self._name}-{session.spec.session_id}"
         try:
             async with aclosing(self._backend.converse(session_id, self._speak(session, turns))) as outputs:
@@ -112,6 +124,10 @@ class PointRun:
 
     def _tick(self, t_ns: int) -> None:
         sample = self._backend.sample(t_ns)
+        if self._forecaster:
+            num_sessions = sample.running + sample.waiting
+            seen = self._forecaster.update(t_ns, sample.blocks_used, sample.blocks_total, num_sessions)
+            sample = replace(sample, **asdict(seen))
         self._sink.pool(sample)
         for session in self._sessions:
             for record in session.take_finished():

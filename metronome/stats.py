@@ -9,10 +9,13 @@ import scipy.stats
 from numpy.typing import NDArray
 
 from metronome.frames import HARNESS_LATE_NS, NS_PER_MS, NS_PER_S, FrameStatus
+from metronome.saturation import RhoFit, fit_rho
 from metronome.trace import Trace
 from metronome.window import blocks_for
 
 COLLAPSE_PERIODS = 3  # silence of all sessions for this long, while input goes on, is a collapse
+MIN_LEVELS = 5  # fewer make no line
+_KEEPS_UP = 0.9  # of the frames that arrive: an engine that answers fewer falls behind for good
 MAX_HARNESS_LATE = 0.001  # above this share of frames sent late, a run says nothing about the engine
 _NEVER_STARTED = (FrameStatus.REFUSED, FrameStatus.DROPPED)  # frames the engine never saw
 
@@ -36,6 +39,12 @@ def slope_interval(x: NDArray[np.float64], y: NDArray[np.float64], level: float 
     fit = scipy.stats.linregress(x, y)
     half = float(scipy.stats.t.ppf((1 + level) / 2, len(x) - 2) * fit.stderr)
     return float(fit.slope), float(fit.slope) - half, float(fit.slope) + half
+
+
+def wilson_interval(count: int, total: int, level: float = 0.95) -> tuple[float, float]:
+    """Interval of a share of which `count` in `total` were seen."""
+    found = scipy.stats.binomtest(count, total).proportion_ci(level, method="wilson")
+    return float(found.low), float(found.high)
 
 
 def done_ns(frames: pd.DataFrame) -> Nanoseconds:
@@ -74,19 +83,73 @@ def find_collapse_ns(frames: pd.DataFrame, period_ns: int) -> float | None:
     return None
 
 
+def find_overload_ns(frames: pd.DataFrame, period_ns: int) -> float | None:
+    """Release of the last frame that was on time, where from then on the engine answers fewer frames than arrive.
+
+    Tokens still come, later and later: the service time is above the period. None where the engine keeps up, or was
+    behind for less than COLLAPSE_PERIODS periods at the end.
+    """
+    done, release = done_ns(frames), frames.release_ns.to_numpy(dtype=float)
+    on_time = release[done <= frames.deadline_ns.to_numpy(dtype=float)]
+    start, end = float(on_time.max()) if len(on_time) else float(release.min()), float(release.max())
+    if end - start <= COLLAPSE_PERIODS * period_ns:
+        return None
+    arrived, answered = (release > start).sum(), ((done > start) & (done <= end)).sum()
+    return start if answered < _KEEPS_UP * arrived else None
+
+
+def num_sampled(frames: pd.DataFrame, tokens_out: int, turns_vary: bool) -> NDArray[np.int64]:
+    """Tokens that each answered frame's turn sampled: the one that ended it early counts, though it is not spoken."""
+    spoken: NDArray[np.int64] = frames[frames.done_ns.notna()].tokens_out.to_numpy(dtype=np.int64)
+    return np.minimum(spoken + 1, tokens_out) if turns_vary else spoken
+
+
+def find_death(point: pd.Series, frames: pd.DataFrame, pool: pd.DataFrame) -> tuple[float, str] | None:
+    """When and why the point's engine stopped serving; None where it serves on."""
+    if (silent_ns := find_collapse_ns(frames, point.period_ns)) is not None:
+        return silent_ns, find_cause(point, frames, pool, silent_ns)
+    behind_ns = find_overload_ns(frames, point.period_ns)
+    return None if behind_ns is None else (behind_ns, "compute")
+
+
 def find_cause(point: pd.Series, frames: pd.DataFrame, pool: pd.DataFrame, collapse_ns: float) -> str:
     """Why the sessions fell silent at `collapse_ns`: engine_dead, max_len, kv_full or compute."""
     lost = frames[frames.release_ns > collapse_ns].status
     for status in (FrameStatus.ENGINE_DEAD, FrameStatus.MAX_LEN):
         if (lost == status).any():
             return str(status)
-    silent = pool[pool.t_ns > collapse_ns + point.period_ns]
+    silent = pool[pool.t_ns.between(collapse_ns + point.period_ns, collapse_ns + COLLAPSE_PERIODS * point.period_ns)]
     free = (silent.blocks_total - silent.blocks_used).median()
     per_frame = blocks_for(point.tokens_in + point.tokens_out, point.block_size)
-    starved = (
-        bool(len(silent)) and free < per_frame + 1 and silent.running.median() == 0 and silent.waiting.median() > 0
-    )
-    return "kv_full" if starved else "compute"
+    idle = bool(len(silent)) and silent.running.median() == 0
+    if idle and free < per_frame + 1 and silent.waiting.median() > 0:
+        return "kv_full"
+    return "max_len" if idle and _at_border(point, frames[frames.done_ns.notna()]) else "compute"
+
+
+def _at_border(point: pd.Series, answered: pd.DataFrame) -> bool:
+    """Whether some session has no room for another frame below max_model_len: vLLM then says nothing more to it."""
+    growth = point.tokens_in + num_sampled(answered, point.tokens_out, bool(point.turns_vary)) - 1
+    length = pd.Series(growth).groupby(answered.session_id.to_numpy()).sum()
+    border = np.inf if pd.isna(point.max_model_len) else point.max_model_len
+    return bool((length + point.tokens_in + point.tokens_out > border).any())
+
+
+def fit_fill(point: pd.Series, pool: pd.DataFrame, until: float) -> RhoFit:
+    """The paper's line through a point's pool until it is `until` full, one sample per period (claim C5).
+
+    Raises ValueError where the pool fills so fast that no line can be seen.
+    """
+    rho = pool.blocks_used / pool.blocks_total
+    filling = pool[(pool.t_ns >= 0) & ((rho < until).cummin())]
+    levels = filling.groupby(filling.t_ns // point.period_ns).tail(1)
+    if len(levels) < MIN_LEVELS:
+        raise ValueError(
+            f"{point.point_id}: the pool is {until:.0%} full after {len(levels)} periods, a line takes {MIN_LEVELS}; "
+            "lower workload.sessions or raise engine.num_blocks"
+        )
+    used = (levels.blocks_used / levels.blocks_total).to_numpy(dtype=float)
+    return fit_rho(levels.t_ns.to_numpy(dtype=float), used)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +171,13 @@ def summarise(trace: Trace) -> Summary:
     """Results of a trace that holds exactly one point."""
     assert len(trace.points) == 1, "summarise one point at a time: trace.of(point_id)"
     point, frames, pool = trace.points.iloc[0], trace.frames, trace.pool
-    collapse_ns = find_collapse_ns(frames, point.period_ns)
+    collapse_ns, cause = find_death(point, frames, pool) or (None, None)
     late = count_harness_late(frames)
     outcome = "survived" if collapse_ns is None else "collapsed"
     own = frames[~frames.status.isin(_NEVER_STARTED)]
     return Summary(
         outcome="invalid" if late > MAX_HARNESS_LATE * len(frames) else outcome,
-        cause=None if collapse_ns is None else find_cause(point, frames, pool, collapse_ns),
+        cause=cause,
         t_collapse_s=None if collapse_ns is None else collapse_ns / NS_PER_S,
         frames={str(status): int((frames.status == status).sum()) for status in FrameStatus},
         engine_latency_ms=_quantiles_ms(engine_latency_ns(own)),

@@ -85,13 +85,18 @@ def longest_loop(ids: Sequence[int], max_period: int = 64) -> int:
 def mix(texts: Sequence[list[int]], num_tokens: int, num_parts: int = 10) -> list[int]:
     """`num_tokens` of several texts, mixed so that each of `num_parts` parts holds as much of every text.
 
-    Parts are then as hard as each other, and what changes from one to the next is not the author. Raises ValueError
-    where the texts are too short.
+    Each text enters at another place and comes round to its beginning, so that a part holds beginnings, middles and
+    ends alike. Parts are then as hard as each other. Raises ValueError where the texts are too short.
     """
     share = num_tokens // num_parts // len(texts)
     if any(len(text) < share * num_parts for text in texts):
         raise ValueError(
             f"{num_tokens} tokens need {share * num_parts} of each of {len(texts)} texts: name longer ones"
         )
-    pieces = [text[part * share : (part + 1) * share] for part in range(num_parts) for text in texts]
+    pieces = [
+        text[place * share : (place + 1) * share]
+        for part in range(num_parts)
+        for i, text in enumerate(texts)
+        for place in [(part + i) % num_parts]
+    ]
     return [token for piece in pieces for token in piece]

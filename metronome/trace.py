@@ -17,12 +17,16 @@ import pyarrow.parquet as pq
 
 from metronome.frames import FrameRecord, PoolSample
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
-_S, _I, _F = pa.string(), pa.int64(), pa.float64()
+_S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 # What may be null, per table.
-_BOUND = {"window", "sinks", "positions"}
-_SERVED = {"sessions", "phases", "period_ns", "deadline_ns", "duration_ns", "tokens_in", "tokens_out"}
+_BOUND = {"window", "sinks", "positions", "max_model_len"}
+_SERVED = {
+    "sessions", "phases", "mean_lifetime_ns", "lifetime_seed", "period_ns", "deadline_ns", "duration_ns",
+    "tokens_in", "tokens_out", "turns_vary",
+}  # fmt: skip
+_FORECAST = {"tte_ns", "tte_low_ns", "tte_high_ns"}
 _HAPPENED = {"sent_ns", "first_token_ns", "done_ns", "kv_tokens"}
 
 
@@ -36,7 +40,8 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         _BOUND | _SERVED,
         run_id=_S, point_id=_S, experiment=_S, engine=_S, model=_S, weights=_S, hardware=_S,
         kv=_S, window=_I, sinks=_I, positions=_S, num_blocks=_I, block_size=_I,
-        sessions=_I, phases=_S, period_ns=_I, deadline_ns=_I, duration_ns=_I, tokens_in=_I, tokens_out=_I,
+        max_model_len=_I, sessions=_I, phases=_S, mean_lifetime_ns=_I, lifetime_seed=pa.list_(_I), turns_vary=_B,
+        period_ns=_I, deadline_ns=_I, duration_ns=_I, tokens_in=_I, tokens_out=_I,
     ),
     "frames": _schema(
         _HAPPENED,
@@ -44,9 +49,10 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         deadline_ns=_I, tokens_in=_I, tokens_out=_I, kv_tokens=_I, status=_S,
     ),
     "pool": _schema(
-        {"stats_age_ns"},
+        {"stats_age_ns"} | _FORECAST,
         run_id=_S, point_id=_S, t_ns=_I, blocks_used=_I, blocks_total=_I, running=_I, waiting=_I, deferred=_I,
         preemptions=_I, tokens_out=_I, stats_age_ns=_I, ttft_ms=pa.list_(_F), inter_token_ms=pa.list_(_F),
+        tte_ns=_I, tte_low_ns=_I, tte_high_ns=_I, alarm=_B,
     ),
     "scores": _schema(
         set(),
@@ -71,9 +77,13 @@ class PointFacts:
     positions: str | None
     num_blocks: int
     block_size: int
+    max_model_len: int | None  # None: the engine has no border
     # None where no sessions are served
     sessions: int | None = None
     phases: str | None = None
+    mean_lifetime_ns: int | None = None  # of a session; None: all last to the end
+    lifetime_seed: tuple[int, ...] | None = None
+    turns_vary: bool | None = None  # the model ends turns before tokens_out
     period_ns: int | None = None
     deadline_ns: int | None = None
     duration_ns: int | None = None
@@ -220,6 +230,16 @@ def read(data: Path, experiment: str) -> Trace:
     if others:
         raise ValueError(f"{data} holds {', '.join(sorted(others))}, not {experiment}; {_how_to_make(experiment)}")
     return _sorted_trace(tables)
+
+
+def find_experiments(data: Path) -> list[str]:
+    """Names of the experiments in a run directory or a directory of golden files. Raises ValueError without any."""
+    golden = sorted(path.name.split(".")[0] for path in data.glob("*.points.parquet"))
+    parts = sorted((data / "points").glob("*.parquet"))
+    names = golden or sorted({name for part in parts for name in pq.read_table(part)["experiment"].to_pylist()})
+    if not names:
+        raise ValueError(f"{data}: holds no traces; give a run directory, or data/golden")
+    return names
 
 
 def _sorted_trace(tables: Mapping[str, pd.DataFrame]) -> Trace:

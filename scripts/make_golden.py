@@ -3,6 +3,7 @@
     python scripts/make_golden.py runs/cliff_sweep/20261129T183654Z
 
 Frames and points are kept whole; of the pool every K-th sample, with what the engine observed in between added to it.
+With --lean, for runs of many points, times are rounded to 0.1 ms and what the engine observed is left out.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from metronome import trace
 
 _LISTS = ("ttft_ms", "inter_token_ms")
 _MAX_BYTES = 500_000
+_LEAN_NS = 100_000
 
 
 def thin_pool(pool: pd.DataFrame, every: int) -> pd.DataFrame:
@@ -29,11 +31,23 @@ def thin_pool(pool: pd.DataFrame, every: int) -> pd.DataFrame:
     return pd.DataFrame(kept)
 
 
+def make_lean(table: pd.DataFrame) -> pd.DataFrame:
+    """Times that happened rounded, and no lists."""
+    lean = table.copy()
+    for name in ("sent_ns", "first_token_ns", "done_ns", "t_ns", "stats_age_ns", "tte_ns", "tte_low_ns", "tte_high_ns"):
+        if name in lean:
+            lean[name] = (lean[name] // _LEAN_NS) * _LEAN_NS
+    for name in set(_LISTS) & set(lean):
+        lean[name] = [[] for _ in range(len(lean))]
+    return lean
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, default=Path("data/golden"))
     parser.add_argument("--every", type=int, default=3)
+    parser.add_argument("--lean", action="store_true")
     args = parser.parse_args()
     manifest = json.loads((args.run / "manifest.json").read_text())
     if manifest["status"] != "complete":
@@ -43,6 +57,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     tables = {"points": data.points, "frames": data.frames, "scores": data.scores}
     tables["pool"] = thin_pool(data.pool, args.every) if len(data.pool) else data.pool
+    if args.lean:
+        tables |= {name: make_lean(tables[name]) for name in ("frames", "pool") if len(tables[name])}
     for name, table in tables.items():
         if not len(table):
             continue

@@ -75,8 +75,9 @@ if [[ $(cat $installed 2>/dev/null) != "$key" ]]; then
   echo "$key" >$installed
 fi
 
-# 3. The model, and the dialogue it is scored on.
+# 3. The models, and the dialogue that is scored.
 .venv/bin/python scripts/build_smollm2.py
+.venv/bin/python scripts/build_tiny.py
 [[ -e .cache/text/timon-of-athens.txt ]] || .venv/bin/python scripts/fetch_text.py >/dev/null
 
 say "ready ($build)"

@@ -11,7 +11,8 @@ def facts(**changes) -> PointFacts:
         "point_id": "unbounded-n2", "experiment": "cliff_sweep", "engine": "vllm", "model": "smollm2",
         "weights": "real",
         "hardware": "2 cores", "kv": "unbounded", "window": None, "sinks": None, "positions": None,
-        "num_blocks": 40, "block_size": 32, "sessions": 2, "phases": "spread", "period_ns": PERIOD_NS,
+        "num_blocks": 40, "block_size": 32, "max_model_len": 4096, "turns_vary": False,
+        "sessions": 2, "phases": "spread", "period_ns": PERIOD_NS,
         "deadline_ns": PERIOD_NS, "duration_ns": 20 * NS_PER_S, "tokens_in": 25, "tokens_out": 4,
     }  # fmt: skip
     return PointFacts(**(values | changes))

@@ -1,9 +1,12 @@
+from pathlib import Path
+
 from typer.testing import CliRunner
 
 from metronome.backends.base import EngineInfo
 from metronome.cli import app, describe
 from metronome.window import Bound
 
+GOLDEN = Path(__file__).parent.parent / "data" / "golden"
 REPORT = {"pid": 7, "process": "EngineCore", "role": "scheduler", "class": "SinkWindowManager", "window": 512,
           "window_blocks": 16, "sinks": 4, "sink_blocks": 1, "positions": "anchor", "block_size": 32,
           "vllm": "0.32.0"}  # fmt: skip
@@ -24,3 +27,19 @@ def test_doctor_refuses_what_the_bound_refuses_before_it_starts_anything():
     result = CliRunner().invoke(app, ["doctor", "--window", "8"])
     assert result.exit_code == 1
     assert "kv.window=8: smaller than one block of 32 tokens" in result.output
+
+
+def test_forecast_gives_its_record_on_recorded_runs():
+    result = CliRunner().invoke(app, ["forecast", str(GOLDEN)])
+    assert result.exit_code == 0, result.output
+    assert "unbounded-n12" in result.output and "collapsed (kv_full)" in result.output
+    record = [line for line in result.output.splitlines() if ": warned before" in line]
+    assert {line.split(":")[0] for line in record} >= {"unbounded", "window256+4"}
+    (bounded,) = [line for line in record if line.startswith("window256+4:")]
+    assert "warned before 0 of 0 full pools; alarms in 0 of" in bounded
+
+
+def test_forecast_of_an_empty_directory_is_refused(tmp_path):
+    result = CliRunner().invoke(app, ["forecast", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "holds no traces; give a run directory, or data/golden" in result.output

@@ -6,6 +6,7 @@ import pytest
 
 from metronome.backends.base import EngineDied
 from metronome.backends.null import NullBackend
+from metronome.forecast import Forecaster
 from metronome.frames import NS_PER_MS, FrameStatus, TurnOutput
 from metronome.runtime import PointRun
 from metronome.session import PeriodicSession
@@ -53,7 +54,7 @@ class Scripted(NullBackend):
             self.closed.append(session_id)
 
 
-def shell(backend, num_sessions=3, num_frames=8, observer=None, phases="spread"):
+def shell(backend, num_sessions=3, num_frames=8, observer=None, phases="spread", forecaster=None):
     load = Workload(period_ms=PERIOD_MS, deadline_ms=PERIOD_MS, duration_s=num_frames * PERIOD_MS / 1000, phases=phases)
     sessions = [PeriodicSession(spec, 25) for spec in load.make_sessions(num_sessions)]
     memory = Memory()
@@ -66,6 +67,7 @@ def shell(backend, num_sessions=3, num_frames=8, observer=None, phases="spread")
         sample_ns=10 * NS_PER_MS,
         drain_ns=2 * PERIOD_MS * NS_PER_MS,
         observer=observer,
+        forecaster=forecaster,
     ), memory
 
 
@@ -143,3 +145,33 @@ async def test_the_observer_sees_sessions_and_samples():
     )
     await run.run()
     assert seen[-1][0] == 24 and len(seen) == len(memory.samples)
+
+
+async def test_a_caller_hangs_up_in_time_and_the_next_one_takes_the_line():
+    """The stalled session gives up two periods after its last deadline, not at the end of the run."""
+    load = Workload(period_ms=PERIOD_MS, deadline_ms=PERIOD_MS, duration_s=20 * PERIOD_MS / 1000, mean_lifetime_s=0.2)
+    specs = load.make_sessions(1, seed=3)
+    assert len(specs) > 2
+    backend, memory = Scripted(2, "stall"), Memory()
+    sessions = [PeriodicSession(spec, 25) for spec in specs]
+    turns = [[[1] * 25] * spec.num_frames for spec in specs]
+    hang_up_ns = 2 * PERIOD_MS * NS_PER_MS
+    await PointRun(sessions, turns, backend, memory, sample_ns=10 * NS_PER_MS, drain_ns=hang_up_ns).run()
+    assert len(memory.frames) == load.num_frames and len(backend.closed) == len(specs)
+    for spec in specs:
+        own = [f for f in memory.frames if f.session_id == spec.session_id]
+        assert [f.status == FrameStatus.LOST for f in own] == [k >= 2 for k in range(spec.num_frames)]
+    assert backend.closed == [f"point-{s.session_id}" for s in specs]  # one after the other
+
+
+async def test_samples_carry_the_forecast():
+    run, memory = shell(
+        NullBackend(tokens_out=4, num_blocks=30, block_size=32),
+        num_frames=20,
+        forecaster=Forecaster(step_ns=PERIOD_MS * NS_PER_MS, horizon_ns=10 * PERIOD_MS * NS_PER_MS),
+    )
+    await run.run()
+    foretold = [s for s in memory.samples if s.tte_ns is not None]
+    assert foretold and foretold[0].t_ns > 7 * PERIOD_MS * NS_PER_MS
+    assert all(s.tte_low_ns <= s.tte_ns for s in foretold)
+    assert any(s.alarm for s in memory.samples) and not memory.samples[0].alarm

@@ -1,8 +1,17 @@
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metronome.frames import NS_PER_MS, NS_PER_S
-from metronome.saturation import FrameTokens, first_order_t_sat_ns, peak_blocks, predict_t_sat_ns
+from metronome.saturation import (
+    FrameTokens,
+    first_order_t_sat_ns,
+    fit_rho,
+    memory_ceiling,
+    peak_blocks,
+    predict_t_sat_ns,
+)
 from metronome.window import Bound, blocks_for
 from metronome.workload import Workload
 
@@ -61,3 +70,41 @@ def test_the_first_order_line_is_within_a_block_per_session_of_the_exact_time():
 def test_what_is_already_in_the_pool_brings_the_end_forward():
     empty, half = (first_order_t_sat_ns(8, VOICE, NS_PER_S, 149, 32, rho0) for rho0 in (0.0, 0.5))
     assert half == empty / 2
+
+
+def test_sessions_that_leave_make_room():
+    load = Workload(period_ms=1000, deadline_ms=1000, duration_s=60, mean_lifetime_s=8)
+    gone, stay = predict_t_sat_ns(load.make_sessions(4, 3), VOICE, 60, 32), predict_t_sat_ns(sessions(4), VOICE, 60, 32)
+    assert stay is not None and (gone is None or gone > stay)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 8), st.integers(2, 12), st.integers(0, 2))
+def test_the_ceiling_is_the_most_sessions_that_never_fill_the_pool(num_in, num_out, window_blocks, sink_blocks):
+    tokens = FrameTokens(num_in=num_in, num_out=num_out)
+    bound = Bound(window=32 * window_blocks, sinks=32 * sink_blocks, block_size=32)
+    ceiling = memory_ceiling(tokens, 150, 200, 32, bound)
+    for num_sessions, fills in ((ceiling, False), (ceiling + 1, True)):
+        specs = sessions(num_sessions, duration_s=150, phases="aligned")
+        # Aligned sessions reach their peaks together, one after the other.
+        assert (predict_t_sat_ns(specs, tokens, 200, 32, bound) is not None) == fills
+
+
+def test_the_ceiling_of_an_unbounded_pool_depends_on_how_long_sessions_last():
+    assert memory_ceiling(VOICE, 100, 149, 32, None) == 149 // blocks_for(2800, 32)
+    assert memory_ceiling(VOICE, 10, 149, 32, None) == 149 // blocks_for(280, 32)
+
+
+def test_a_fitted_line_gives_back_its_parameters():
+    t_ns = np.arange(0, 20 * NS_PER_S, NS_PER_S, dtype=float)
+    noise = np.random.default_rng(0).normal(0, 0.004, len(t_ns))
+    fit = fit_rho(t_ns, 0.1 + 0.02 * t_ns / NS_PER_S + noise)
+    assert fit.rho0 == pytest.approx(0.1, abs=0.01)
+    assert fit.rate_per_ns * NS_PER_S == pytest.approx(0.02, rel=0.03)
+    assert fit.t_sat_low_ns < 45 * NS_PER_S < fit.t_sat_high_ns
+    assert fit.t_sat_high_ns - fit.t_sat_low_ns < 6 * NS_PER_S
+
+
+def test_a_level_that_does_not_rise_is_never_full():
+    fit = fit_rho(np.arange(20) * 1e9, np.full(20, 0.4))
+    assert (fit.t_sat_low_ns, fit.t_sat_ns, fit.t_sat_high_ns) == (None, None, None)

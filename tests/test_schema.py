@@ -67,6 +67,14 @@ def test_every_choice_of_a_group_loads(group):
         ("out.sample_ms=0", "out.sample_ms=0: input should be greater than or equal to 1"),
         ("engine.max_model_len=28", "engine.max_model_len=28: one frame alone takes 28 tokens"),
         ("model.weights=guessed", "model.weights='guessed'"),
+        ("model.num_audio_tokens=0", "model.num_audio_tokens=0: must be 1 or more"),
+        ("workload.mean_lifetime_s=0.2", "workload.mean_lifetime_s=0.2: shorter than one period of 1000 ms"),
+        ("+repeat={batches: 0, runs: 1}", "repeat.batches=0: input should be greater than or equal to 1"),
+        ("+saturation={fit_until: 1.5}", "saturation.fit_until=1.5: input should be less than 1"),
+        (
+            "+saturation={fit_until: 0.3}",
+            "saturation.fit_until=0.3: with workload.sessions=12 .* raise engine.num_blocks",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_name(override, message):

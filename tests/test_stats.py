@@ -112,3 +112,59 @@ def test_frames_of_a_dead_engine_are_not_the_harness_late(tmp_path):
     assert stats.count_harness_late(sink.trace().frames) == 0
     sink.frame(frame(0, 21, None, sent_ns=None))
     assert stats.count_harness_late(sink.trace().frames) == 1
+
+
+def test_tokens_that_come_ever_later_are_compute_dated_by_the_last_frame_on_time(tmp_path):
+    sink = sink_of(tmp_path)
+    for idx in range(20):
+        late_ms = 200.0 if idx < 8 else 200.0 + 1500 * (idx - 7)  # each frame takes 2.5 periods
+        for session_id in range(2):
+            sink.frame(frame(session_id, idx, late_ms))
+            sink.pool(sample(idx, 20, 2, 0))
+    result = stats.summarise(sink.trace())
+    assert (result.outcome, result.cause, result.t_collapse_s) == ("collapsed", "compute", 7.5)
+
+
+def test_an_engine_that_is_always_late_but_keeps_up_has_not_collapsed(tmp_path):
+    sink = sink_of(tmp_path)
+    for idx in range(20):
+        sink.frame(frame(0, idx, 1400.0))
+        sink.pool(sample(idx, 20, 1, 0))
+    assert stats.summarise(sink.trace()).cause is None
+
+
+def test_silence_at_the_border_is_max_len_even_where_no_frame_says_so(tmp_path):
+    """vLLM answers a session that has no room for its next chunk with nothing at all."""
+    sink = sink_of(tmp_path, max_model_len=28 * 10 + 20)
+    for idx in range(20):
+        sink.frame(frame(0, idx, 200.0 if idx < 10 else None))
+        sink.pool(sample(idx, 12, 0, 1))
+    assert stats.summarise(sink.trace()).cause == "max_len"
+
+
+def test_a_turn_that_the_model_ended_sampled_one_more_than_it_said(tmp_path):
+    sink = sink_of(tmp_path)
+    for idx, tokens in enumerate((0, 2, 3, 4)):
+        sink.frame(frame(0, idx, 200.0, tokens_out=tokens))
+    sink.frame(frame(0, 4, None))
+    frames = sink.trace().frames
+    assert stats.num_sampled(frames, 4, True).tolist() == [1, 3, 4, 4]
+    assert stats.num_sampled(frames, 4, False).tolist() == [0, 2, 3, 4]
+
+
+def test_a_share_has_wilsons_interval():
+    # Wilson 1927, worked in every textbook: 14 of 20 with z = 1.96.
+    assert stats.wilson_interval(14, 20) == pytest.approx((0.4810, 0.8545), abs=1e-4)
+    assert stats.wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+
+
+def test_the_line_of_a_fill_reaches_the_wall(tmp_path):
+    sink = sink_of(tmp_path)
+    for tenth in range(200):
+        sink.pool(sample(tenth / 10, min(40, round(0.2 * tenth)), 1, 1))
+    trace_ = sink.trace()
+    fit = stats.fit_fill(trace_.points.iloc[0], trace_.pool, 0.5)
+    assert fit.t_sat_ns / NS_PER_S == pytest.approx(20, abs=0.5)
+    assert fit.t_sat_low_ns <= fit.t_sat_ns <= fit.t_sat_high_ns
+    with pytest.raises(ValueError, match="unbounded-n2: the pool is 10% full after 2 periods, a line takes 5"):
+        stats.fit_fill(trace_.points.iloc[0], trace_.pool, 0.1)

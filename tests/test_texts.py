@@ -63,6 +63,9 @@ def test_a_mix_gives_each_part_the_same_share_of_every_text():
     mixed = texts.mix([first, second], 200)
     assert len(mixed) == 200
     assert all(sum(t == 1 for t in mixed[i : i + 20]) == 10 for i in range(0, 200, 20))
+    ordered = texts.mix([list(range(100)), list(range(100))], 200)
+    assert ordered[:20] == [*range(10), *range(10, 20)]  # the second text enters one part later
+    assert sorted(ordered) == sorted([*range(100), *range(100)])
     with pytest.raises(ValueError, match="need 1000 of each of 2 texts"):
         texts.mix([first, second[:500]], 2000)
 

@@ -48,3 +48,28 @@ def test_impossible_workloads_are_refused_by_name(changes, message):
 def test_zero_sessions_are_refused():
     with pytest.raises(ValueError, match="workload.sessions has 0"):
         workload().make_sessions(0)
+
+
+@given(st.integers(1, 12), st.integers(0, 1000), st.floats(1, 60))
+def test_sessions_of_a_line_follow_each_other_without_a_gap(num_sessions, seed, mean_lifetime_s):
+    load = workload(duration_s=60, mean_lifetime_s=mean_lifetime_s)
+    specs = load.make_sessions(num_sessions, seed)
+    assert [s.session_id for s in specs] == list(range(len(specs)))
+    for line in range(num_sessions):
+        own = [s for s in specs if s.line == line]
+        releases = [s.release_ns(k) for s in own for k in range(s.num_frames)]
+        assert len(releases) == load.num_frames and len(set(releases)) == len(releases)
+        assert {b - a for a, b in zip(releases, releases[1:], strict=False)} <= {1000 * NS_PER_MS}
+
+
+def test_lifetimes_have_their_mean_and_belong_to_their_seed():
+    load = workload(duration_s=5000, mean_lifetime_s=20)
+    first, again, other = (load.make_sessions(4, seed) for seed in ((0, 1), (0, 1), (0, 2)))
+    assert first == again != other
+    lengths = [s.num_frames for s in first]
+    assert 17 < sum(lengths) / len(lengths) < 23
+
+
+def test_a_lifetime_below_a_period_is_refused():
+    with pytest.raises(ValueError, match=r"workload.mean_lifetime_s=0.5: shorter than one period of 1000 ms"):
+        workload(mean_lifetime_s=0.5)

@@ -18,6 +18,7 @@ class EngineInfo:
     name: str
     num_blocks: int
     block_size: int
+    max_model_len: int | None = None
     block_bytes: int | None = None  # over all layers
     versions: dict[str, str] = field(default_factory=dict)
     bound_live_in: list[dict[str, Any]] = field(

@@ -27,14 +27,14 @@ class NullBackend:
         self._cached.clear()
 
     async def converse(self, session_id: str, turns: AsyncIterator[Sequence[int]]) -> AsyncGenerator[TurnOutput, None]:
-        self._cached[session_id] = 0
         try:
             async for turn in turns:
-                self._cached[session_id] += len(turn) + self._tokens_out - 1
+                cached = self._cached.get(session_id, 0)  # a session is known from its first turn on
+                self._cached[session_id] = cached + len(turn) + self._tokens_out - 1
                 self._num_tokens += self._tokens_out
                 yield TurnOutput(num_tokens=self._tokens_out, num_sampled=self._tokens_out, turn_done=True)
         finally:
-            del self._cached[session_id]
+            self._cached.pop(session_id, None)
 
     def sample(self, t_ns: int) -> PoolSample:
         size = self._info.block_size

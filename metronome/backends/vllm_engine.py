@@ -68,6 +68,7 @@ class VllmEngine:
             name="vllm",
             num_blocks=config.cache_config.num_gpu_blocks - 1,
             block_size=config.cache_config.block_size,
+            max_model_len=config.model_config.max_model_len,
             block_bytes=self._block_bytes(),
             versions=_versions(),
             bound_live_in=self._bound_reports(),

@@ -111,8 +111,9 @@ class VllmStreamBackend:
         profile = self._profile
         return SamplingParams(
             max_tokens=profile.tokens_out,
-            min_tokens=profile.tokens_out if profile.ignore_eos else 0,
+            min_tokens=0 if profile.turns_vary else profile.tokens_out,
             ignore_eos=profile.ignore_eos,
+            stop_token_ids=sorted(self._audio_ids()),
             temperature=profile.temperature,
             output_kind=RequestOutputKind.DELTA,
             detokenize=False,
@@ -120,9 +121,14 @@ class VllmStreamBackend:
 
     def _stop_ids(self) -> frozenset[int]:
         if self._profile.ignore_eos:
-            return frozenset()
+            return self._audio_ids()
         eos = self.engine.llm.model_config.hf_text_config.eos_token_id
-        return frozenset([eos] if isinstance(eos, int) else eos or [])
+        return self._audio_ids() | frozenset([eos] if isinstance(eos, int) else eos or [])
+
+    def _audio_ids(self) -> frozenset[int]:
+        """Of the codec, where one of them ends a turn."""
+        first = self._profile.first_audio_token
+        return frozenset(range(first, first + self._profile.num_audio_tokens) if self._profile.stop_at_audio else ())
 
     def sample(self, t_ns: int) -> PoolSample:
         pool, total = self._pool, self.info.num_blocks

@@ -1,0 +1,120 @@
+"""What no single key of a configuration shows: whether its parts fit each other. Refused by key, value and fix."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from metronome.stats import MIN_LEVELS
+from metronome.texts import find_texts
+from metronome.window import Bound, blocks_for
+
+if TYPE_CHECKING:
+    from experiments.schema import Ablation, LongCall, Run, Saturation
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run; the message names the key, the value and the fix."""
+
+
+def check(run: "Run") -> None:
+    """What no single key shows."""
+    if not run.kv.modes:
+        raise ConfigError("kv.modes=[]: name at least one of unbounded, window")
+    if not run.workload.sessions:
+        raise ConfigError("workload.sessions=[]: name at least one number of sessions, e.g. workload.sessions=[8]")
+    for key, values in (("workload.sessions", run.workload.sessions), ("kv.modes", run.kv.modes)):
+        if len(set(values)) < len(values):
+            raise ConfigError(f"{key}={values}: names a point twice; name each once")
+    for num_sessions in run.workload.sessions:
+        run.workload.make_sessions(num_sessions)
+        if num_sessions > run.engine.max_num_seqs:
+            raise ConfigError(
+                f"workload.sessions has {num_sessions}, engine.max_num_seqs={run.engine.max_num_seqs}: "
+                f"set engine.max_num_seqs to {num_sessions} or more"
+            )
+    per_frame = run.frame_tokens.growth
+    if run.engine.max_model_len <= per_frame:
+        raise ConfigError(
+            f"engine.max_model_len={run.engine.max_model_len}: one frame alone takes {per_frame} tokens; "
+            "raise it, or shorten workload.period_ms"
+        )
+    if run.ablation:
+        _check_ablation(run, run.ablation)
+    elif run.long_call:
+        _check_long_call(run, run.long_call)
+    else:
+        for mode in run.kv.modes:
+            _check_pool(run, run.bound(mode))
+    if run.saturation:
+        _check_saturation(run, run.saturation)
+    _check_files(run)
+
+
+def _check_pool(run: "Run", bound: Bound | None) -> None:
+    """vLLM starts only if one session of max_model_len fits; bounded, only its plateau must."""
+    engine = run.engine
+    usable = engine.num_blocks - 1
+    if bound is None:
+        need = blocks_for(engine.max_model_len, engine.block_size)
+        fix = (
+            f"engine.num_blocks to {need + 1} or more, or engine.max_model_len to {usable * engine.block_size} or less"
+        )
+    else:
+        # vLLM reserves for two batches in flight: blocks behind a window go once the step that left them has settled.
+        need = bound.max_blocks(min(2 * engine.max_num_batched_tokens, engine.max_model_len))
+        fix = f"engine.num_blocks to {need + 1} or more, or kv.window or engine.max_num_batched_tokens lower"
+    if usable < need:
+        raise ConfigError(
+            f"engine.num_blocks={engine.num_blocks}: {usable} usable blocks cannot hold one session, "
+            f"which needs {need}; set {fix}"
+        )
+
+
+def _check_saturation(run: "Run", saturation: "Saturation") -> None:
+    """The line must have enough of the fill to go by."""
+    engine, most = run.engine, max(run.workload.sessions)
+    periods = saturation.fit_until * (engine.num_blocks - 1) * engine.block_size / (most * run.frame_tokens.growth)
+    if periods < MIN_LEVELS + 1:
+        raise ConfigError(
+            f"saturation.fit_until={saturation.fit_until}: with workload.sessions={most} the pool is that full after "
+            f"{periods:.1f} periods, a line takes {MIN_LEVELS + 1}; raise engine.num_blocks or lower workload.sessions"
+        )
+
+
+def _check_ablation(run: "Run", ablation: "Ablation") -> None:
+    if run.model.weights != "real":
+        raise ConfigError(f"model.weights={run.model.weights}: random weights know no text; use real ones")
+    if not ablation.texts or not ablation.bounds:
+        raise ConfigError("ablation.texts and ablation.bounds: name at least one of each")
+    for name in ablation.texts:
+        if not (ablation.text_dir / f"{name}.txt").exists():
+            raise ConfigError(
+                f"ablation.texts has {name}: not in {ablation.text_dir}; fetch it: python scripts/fetch_text.py"
+            )
+    if run.engine.max_model_len <= 2 * ablation.trained_len:
+        raise ConfigError(
+            f"ablation.trained_len={ablation.trained_len}: texts are twice as long, and must be below "
+            f"engine.max_model_len={run.engine.max_model_len}"
+        )
+    for choice in ablation.bounds:
+        _check_pool(run, choice.bound(run.engine.block_size))
+
+
+def _check_long_call(run: "Run", call: "LongCall") -> None:
+    find_texts(call.text_dir)
+    if run.engine.max_model_len <= call.num_tokens:
+        raise ConfigError(
+            f"long_call.num_tokens={call.num_tokens}: must be below engine.max_model_len={run.engine.max_model_len}"
+        )
+    for choice in call.bounds:
+        _check_pool(run, choice.bound(run.engine.block_size))
+
+
+def _check_files(run: "Run") -> None:
+    from metronome.audio import LogMelCodec, find_clips  # brings librosa: only once the rest is known to be right
+
+    checkpoint = run.model.checkpoint
+    local = checkpoint.startswith((".", "/"))  # else a hub id
+    if run.target.name == "vllm" and local and not (Path(checkpoint) / "config.json").exists():
+        raise ConfigError(f"model.checkpoint={checkpoint}: no checkpoint there; build it with: make setup")
+    LogMelCodec(tokens_per_second=run.model.tokens_per_second)
+    find_clips(run.speech.dir)

@@ -1,0 +1,106 @@
+"""Claims C3 and C4: identical runs collapse or survive unbounded, as often as the law says; bounded, none collapses."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from figures import style
+from metronome.churn import predict_point
+from metronome.frames import NS_PER_S
+from metronome.stats import find_collapse_ns, wilson_interval
+from metronome.trace import Trace
+
+NAME, EXPERIMENT = "metastability", "metastability"
+_EVERY_PERIODS = 4  # of a run's line
+_SURVIVED = "#e69f00"
+
+
+def points(trace: Trace) -> pd.DataFrame:
+    """One row per mark; times x in s.
+
+    Series "rho": y = share of the pool in use, per run. "collapse": x = when the run fell silent. "serving": y = share
+    of a mode's runs still serving at x. "law": the same as predicted for the unbounded engine. "share": y = share
+    that survived to the end, with its 95 % Wilson interval.
+    """
+    rows: list[dict[str, object]] = []
+    ends: dict[str, list[float]] = {}
+    for point in trace.points.itertuples():
+        one = trace.of(point.point_id)
+        collapse_ns = find_collapse_ns(one.frames, point.period_ns)
+        end_s = np.inf if collapse_ns is None else collapse_ns / NS_PER_S
+        ends.setdefault(point.kv, []).append(end_s)
+        base = {"kv": point.kv, "point_id": point.point_id}
+        if collapse_ns is not None:
+            rows.append(base | {"series": "collapse", "x": end_s})
+        pool = one.pool[(one.pool.t_ns >= 0) & (one.pool.t_ns < point.duration_ns)]
+        levels = pool.groupby(pool.t_ns // (_EVERY_PERIODS * point.period_ns)).tail(1)
+        rho = levels.blocks_used / levels.blocks_total
+        rows += [base | {"series": "rho", "x": t / NS_PER_S, "y": y} for t, y in zip(levels.t_ns, rho, strict=True)]
+    duration_s = trace.points.duration_ns.iloc[0] / NS_PER_S
+    grid = np.linspace(0, duration_s, 61)
+    for kv, seconds in ends.items():
+        rows += [{"kv": kv, "series": "serving", "x": x, "y": float(np.mean(np.array(seconds) > x))} for x in grid]
+        survived = int(np.isinf(seconds).sum())
+        low, high = wilson_interval(survived, len(seconds))
+        share = {"y": survived / len(seconds), "low": low, "high": high}
+        rows.append({"kv": kv, "series": "share", "x": duration_s} | share)
+    law = _law(trace)
+    rows += [{"kv": "unbounded", "series": "law", "x": x, "y": float(np.mean(law > x))} for x in grid]
+    return pd.DataFrame(rows)
+
+
+def _law(trace: Trace) -> np.ndarray:
+    """When runs collapse by the law, in s."""
+    point = trace.points[trace.points.kv == "unbounded"].iloc[0]
+    bounded = trace.points[trace.points.kv != "unbounded"].point_id
+    odds = predict_point(point, trace.frames[trace.frames.point_id.isin(bounded)], draws=1000)
+    return odds.t_collapse_ns / NS_PER_S
+
+
+def draw(trace: Trace) -> Figure:
+    marks = points(trace)
+    figure = Figure(figsize=(style.TEXT_IN, 2.9))
+    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+    _draw_runs(left, marks)
+    _draw_survival(right, marks)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=3)
+    figure.supxlabel(style.provenance(trace), fontsize=6, color=style.MUTED)
+    return figure
+
+
+def _draw_runs(ax: Axes, marks: pd.DataFrame) -> None:
+    collapses = marks[marks.series == "collapse"].set_index("point_id").x
+    labelled: set[str] = set()
+    for (kv, point_id), run in marks[marks.series == "rho"].groupby(["kv", "point_id"]):
+        dead = point_id in collapses
+        kind = f"{kv}, {'collapses' if dead else 'survives'}"
+        color = style.WINDOW if kv != "unbounded" else style.UNBOUNDED if dead else _SURVIVED
+        ax.plot(run.x, run.y, color=color, linewidth=0.6, label=None if kind in labelled else kind,
+                linestyle="-" if dead or kv != "unbounded" else "--")  # fmt: skip
+        labelled.add(kind)
+        if dead:
+            ax.plot(collapses[point_id], 1, color="black", marker="x", markersize=4, zorder=3)
+    ax.axhline(1, color=style.MUTED, linewidth=0.7, linestyle=":", zorder=0)
+    ax.set_ylim(0, 1.08)
+    ax.set_xlim(0, None)
+    ax.set_xlabel("time (s)")
+    ax.set_ylabel("share of the pool in use, rho")
+    ax.set_title("(a) every run; x: the engine falls silent")
+
+
+def _draw_survival(ax: Axes, marks: pd.DataFrame) -> None:
+    for kv, run in marks[marks.series == "serving"].groupby("kv"):
+        bounded = kv != "unbounded"
+        ax.plot(run.x, run.y, color=style.KV_STYLE[bounded]["color"], drawstyle="steps-post", label=kv)
+        share = marks[(marks.series == "share") & (marks.kv == kv)].iloc[0]
+        ax.errorbar(share.x, share.y, [[share.y - share.low], [share.high - share.y]], elinewidth=1, capsize=2,
+                    **(style.KV_STYLE[bounded] | {"linestyle": "none"}))  # fmt: skip
+    law = marks[marks.series == "law"]
+    ax.plot(law.x, law.y, color="black", linestyle="--", linewidth=0.9, label="unbounded, by the law")
+    ax.set_ylim(0, 1.05)
+    ax.set_xlim(0, None)
+    ax.set_xlabel("time (s)")
+    ax.set_ylabel("share of runs still serving")
+    ax.set_title("(b) survival; bars: 95 % Wilson")
+    ax.legend(loc="lower left")
