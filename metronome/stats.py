@@ -113,22 +113,27 @@ def find_death(point: pd.Series, frames: pd.DataFrame, pool: pd.DataFrame) -> tu
 
 
 def find_cause(point: pd.Series, frames: pd.DataFrame, pool: pd.DataFrame, collapse_ns: float) -> str:
-    """Why the sessions fell silent at `collapse_ns`: engine_dead, max_len, kv_full or compute."""
+    """Why the sessions fell silent at `collapse_ns`: engine_dead, max_len, kv_full or compute.
+
+    A session that meets max_model_len between two turns takes vLLM 0.32's engine with it: that is max_len too.
+    """
     lost = frames[frames.release_ns > collapse_ns].status
-    for status in (FrameStatus.ENGINE_DEAD, FrameStatus.MAX_LEN):
-        if (lost == status).any():
-            return str(status)
+    at_border = _at_border(point, frames[frames.done_ns.notna()])
+    if (lost == FrameStatus.MAX_LEN).any():
+        return "max_len"
+    if (lost == FrameStatus.ENGINE_DEAD).any():
+        return "max_len" if at_border else "engine_dead"
     silent = pool[pool.t_ns.between(collapse_ns + point.period_ns, collapse_ns + COLLAPSE_PERIODS * point.period_ns)]
     free = (silent.blocks_total - silent.blocks_used).median()
     per_frame = blocks_for(point.tokens_in + point.tokens_out, point.block_size)
     idle = bool(len(silent)) and silent.running.median() == 0
     if idle and free < per_frame + 1 and silent.waiting.median() > 0:
         return "kv_full"
-    return "max_len" if idle and _at_border(point, frames[frames.done_ns.notna()]) else "compute"
+    return "max_len" if idle and at_border else "compute"
 
 
 def _at_border(point: pd.Series, answered: pd.DataFrame) -> bool:
-    """Whether some session has no room for another frame below max_model_len: vLLM then says nothing more to it."""
+    """Whether some session has no room for another frame below max_model_len."""
     growth = point.tokens_in + num_sampled(answered, point.tokens_out, bool(point.turns_vary)) - 1
     length = pd.Series(growth).groupby(answered.session_id.to_numpy()).sum()
     border = np.inf if pd.isna(point.max_model_len) else point.max_model_len
