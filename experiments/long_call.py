@@ -24,7 +24,7 @@ from metronome.backends.base import Backend, EngineDied
 from metronome.frames import NS_PER_MS, FrameRecord, FrameStatus, TurnOutput
 from metronome.stats import engine_latency_ns, slope_interval
 from metronome.texts import find_texts, mix, segment_means
-from metronome.trace import PointSink, Score, TraceWriter
+from metronome.trace import PointSink, Score, Trace, TraceWriter
 from metronome.window import Bound
 
 COLUMNS: Columns = {
@@ -89,7 +89,7 @@ class Experiment:
             await self._serve(backend, sink, point_id, ids, bound)
         finally:
             await backend.stop()
-        return summarise(point_id, sink)
+        return summarise(sink.trace())
 
     def _read(self, encode: Any) -> list[int]:
         texts = [encode(path.read_text()) for path in find_texts(self._call.text_dir)]
@@ -199,9 +199,8 @@ async def _next_record(outputs: AsyncIterator[TurnOutput], call: _Call) -> Frame
             return record
 
 
-def summarise(point_id: str, sink: PointSink) -> dict[str, Any]:
-    """Length reached, how the call ended, blocks, latency and its slope over the call, perplexity by tenth."""
-    trace = sink.trace()
+def summarise(trace: Trace) -> dict[str, Any]:
+    """Of one point: length reached, how the call ended, blocks, latency and its slope, perplexity by tenth."""
     point, frames, scores = trace.points.iloc[0], trace.frames, trace.scores
     answered = frames[frames.done_ns.notna()]
     length = (answered.frame_idx + 1).to_numpy(dtype=float) * (point.tokens_in + point.tokens_out - 1)
@@ -209,15 +208,20 @@ def summarise(point_id: str, sink: PointSink) -> dict[str, Any]:
     settled = length > length.max() / NUM_PARTS  # the window is full, and the first frames are over
     used = trace.pool.blocks_used.to_numpy(dtype=int)[: len(answered)][settled]  # one sample per frame
     tenths = (scores.start // ((scores.start.max() + 1) / NUM_PARTS)).astype(int)
-    medians = pd.DataFrame({"x": length[settled] / 1000, "y": latency_ms[settled]})
-    medians = medians.groupby(np.arange(len(medians)) // max(1, min(_SLOPE_FRAMES, len(medians) // 5))).median()
     nll = scores.value.groupby(tenths).mean().tolist()
     return {
-        "point_id": point_id,
+        "point_id": point.point_id,
         "tokens": int(length.max()),
         "ended": str(frames.status.iloc[-1]),
         "blocks": [int(used.min()), int(used.max())],
         "latency_ms": [float(np.median(latency_ms)), float(np.quantile(latency_ms, 0.99))],
-        "latency_slope_ms_per_1000_tokens": list(slope_interval(medians.x.to_numpy(), medians.y.to_numpy())),
+        "latency_slope_ms_per_1000_tokens": _slope(length[settled] / 1000, latency_ms[settled]),
         "perplexity_by_tenth": [float(np.exp(x)) for x in nll],
     }
+
+
+def _slope(length: np.ndarray, latency_ms: np.ndarray) -> list[float]:
+    size = max(1, min(_SLOPE_FRAMES, len(length) // 5))
+    table = pd.DataFrame({"x": length, "y": latency_ms})
+    medians = table.groupby(np.arange(len(table)) // size).median()
+    return list(slope_interval(medians.x.to_numpy(), medians.y.to_numpy()))

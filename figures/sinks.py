@@ -71,6 +71,9 @@ def draw(trace: Trace) -> Figure:
     left.axvline(_border(trace.scores), color=style.MUTED, linewidth=0.7, linestyle=":")
     left.annotate("trained\ncontext ends", (_border(trace.scores), left.get_ylim()[1]), (-3, -2), ha="right", va="top",
                   textcoords="offset points", fontsize=6, color=style.MUTED)  # fmt: skip
+    half = _border(trace.scores) // 2
+    left.set_xticks(range(0, int(left.get_xlim()[1]) + half, half))
+    left.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     left.set_xlabel("position in the text (tokens)")
     left.set_ylabel("perplexity (log)")
     left.set_title("(a) the text is given")
