@@ -21,6 +21,7 @@ COLUMNS: Columns = {
     "collapsed": lambda r: str(r["collapsed"]),
     "share": lambda r: spread(r["share"], 2),
     "the law says": lambda r: number(r["predicted"], 2),
+    "given these lifetimes": lambda r: number(r["expected_collapses"], 1),
     "causes": lambda r: ", ".join(f"{n} {cause}" for cause, n in r["causes"].items()) or "-",
     "invalid": lambda r: str(r["invalid"]),
     "warned": lambda r: f"{r['warned']}/{r['collapsed']}",
@@ -28,9 +29,10 @@ COLUMNS: Columns = {
     "false alarms": lambda r: f"{r['false_alarms']}/{r['runs'] - r['collapsed']}",
 }
 CAPTION = (
-    "share with its 95 % Wilson interval; warned: collapses with an alarm on before them, lead in periods; "
+    "share with its 95 % Wilson interval; given these lifetimes: collapses that the law expects of these very runs; warned: collapses with an alarm on before them, lead in periods; "
     "false alarms: surviving runs that ever had one"
 )
+_DRAWS_PER_RUN = 100
 
 
 class Experiment(sweep.Experiment):
@@ -40,7 +42,7 @@ class Experiment(sweep.Experiment):
         super().__init__(*args)
         self._forecasts: dict[str, Evaluation] = {}
         self._bounded: list[pd.DataFrame] = []  # frames on the bounded engine
-        self._unbounded: pd.Series | None = None
+        self._unbounded: list[pd.Series] = []
         self._num_blocks = 0
 
     async def execute(self, writer: TraceWriter) -> list[dict[str, Any]]:
@@ -56,7 +58,7 @@ class Experiment(sweep.Experiment):
         if point.bound:
             self._bounded.append(trace.frames)
         else:
-            self._unbounded = trace.points.iloc[0]
+            self._unbounded.append(trace.points.iloc[0])
         return super().judge(point, specs, info, trace)
 
     def _conclude(self, kv: str, sessions: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -71,7 +73,8 @@ class Experiment(sweep.Experiment):
             "runs": len(results),
             "collapsed": len(dead),
             "share": [len(dead) / len(results), low, high],
-            "predicted": self._predict() if kv == "unbounded" else self._predict_bounded(sessions),
+            "predicted": self._predict(sessions) if kv == "unbounded" else self._predict_bounded(sessions),
+            "expected_collapses": self._expect(sessions) if kv == "unbounded" else None,
             "causes": {cause: causes.count(cause) for cause in sorted(set(causes))},
             "invalid": sum(r["outcome"] == "invalid" for r in results),
             "warned": sum(lead is not None for lead in leads),
@@ -79,11 +82,18 @@ class Experiment(sweep.Experiment):
             "false_alarms": sum(self._forecasts[r["point_id"]].num_alarms > 0 for r in survivors),
         }
 
-    def _predict(self) -> float | None:
-        """None without a bounded run to take turn lengths from."""
-        if self._unbounded is None or not self._bounded:
+    def _predict(self, sessions: int) -> float | None:
+        """None without bounded runs to take turn lengths from."""
+        points = [p for p in self._unbounded if p.sessions == sessions]
+        return predict_point(points[0], pd.concat(self._bounded)).probability if points and self._bounded else None
+
+    def _expect(self, sessions: int) -> float | None:
+        """How many of these very runs should collapse, how long their sessions lasted being known."""
+        if not self._bounded:
             return None
-        return predict_point(self._unbounded, pd.concat(self._bounded)).probability
+        bounded = pd.concat(self._bounded)
+        runs = [p for p in self._unbounded if p.sessions == sessions]
+        return sum(predict_point(p, bounded, _DRAWS_PER_RUN, given_lifetimes=True).probability for p in runs)
 
     def _predict_bounded(self, sessions: int) -> float | None:
         """0 where the plateaus of all sessions fit the pool; the law says nothing where they do not."""

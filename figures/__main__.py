@@ -12,10 +12,12 @@ from types import ModuleType
 import numpy as np
 import pandas as pd
 
-from figures import cliff, silence, sinks, style
+from figures import cliff, long_call, metastability, saturation, silence, sinks, style
 from metronome import trace
 
-FIGURES: dict[str, ModuleType] = {module.NAME: module for module in (cliff, silence, sinks)}
+FIGURES: dict[str, ModuleType] = {
+    module.NAME: module for module in (cliff, silence, sinks, long_call, saturation, metastability)
+}
 EXPECTED = Path(__file__).parent / "expected"
 
 
@@ -84,7 +86,7 @@ def compare_points(points: pd.DataFrame, expected: pd.DataFrame) -> list[str]:
         if pd.api.types.is_numeric_dtype(want) and not pd.api.types.is_bool_dtype(want):
             same = np.isclose(got.astype(float), want.astype(float), rtol=1e-7, atol=1e-9, equal_nan=True)
         else:
-            same = (got.astype(str) == want.astype(str)).to_numpy()
+            same = (got.fillna("").astype(str) == want.fillna("").astype(str)).to_numpy()
         found += [f"row {i}, {column}: {got[i]}, expected {want[i]}" for i in np.flatnonzero(~same)[:5]]
     return found
 

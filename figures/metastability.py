@@ -20,7 +20,8 @@ def points(trace: Trace) -> pd.DataFrame:
     """One row per mark; times x in s.
 
     Series "rho": y = share of the pool in use, per run. "collapse": x = when the run fell silent. "serving": y = share
-    of a mode's runs still serving at x. "law": the same as predicted for the unbounded engine. "share": y = share
+    of a mode's runs still serving at x. "law": the same as predicted for the unbounded engine;
+    "law_given_lifetimes": for these very runs, whose sessions lasted as long as they did. "share": y = share
     that survived to the end, with its 95 % Wilson interval.
     """
     rows: list[dict[str, object]] = []
@@ -45,17 +46,28 @@ def points(trace: Trace) -> pd.DataFrame:
         low, high = wilson_interval(survived, len(seconds))
         share = {"y": survived / len(seconds), "low": low, "high": high}
         rows.append({"kv": kv, "series": "share", "x": duration_s} | share)
-    law = _law(trace)
-    rows += [{"kv": "unbounded", "series": "law", "x": x, "y": float(np.mean(law > x))} for x in grid]
+    for series, seconds in (("law", _law(trace)), ("law_given_lifetimes", _law_given_lifetimes(trace))):
+        rows += [{"kv": "unbounded", "series": series, "x": x, "y": float(np.mean(seconds > x))} for x in grid]
     return pd.DataFrame(rows)
 
 
 def _law(trace: Trace) -> np.ndarray:
     """When runs collapse by the law, in s."""
     point = trace.points[trace.points.kv == "unbounded"].iloc[0]
+    return predict_point(point, _bounded_frames(trace), draws=1000).t_collapse_ns / NS_PER_S
+
+
+def _law_given_lifetimes(trace: Trace) -> np.ndarray:
+    """The same for these very runs: how long their sessions lasted is known."""
+    bounded = _bounded_frames(trace)
+    runs = trace.points[trace.points.kv == "unbounded"].itertuples()
+    odds = [predict_point(run, bounded, draws=50, given_lifetimes=True) for run in runs]
+    return np.concatenate([one.t_collapse_ns for one in odds]) / NS_PER_S
+
+
+def _bounded_frames(trace: Trace) -> pd.DataFrame:
     bounded = trace.points[trace.points.kv != "unbounded"].point_id
-    odds = predict_point(point, trace.frames[trace.frames.point_id.isin(bounded)], draws=1000)
-    return odds.t_collapse_ns / NS_PER_S
+    return trace.frames[trace.frames.point_id.isin(bounded)]
 
 
 def draw(trace: Trace) -> Figure:
@@ -96,8 +108,9 @@ def _draw_survival(ax: Axes, marks: pd.DataFrame) -> None:
         share = marks[(marks.series == "share") & (marks.kv == kv)].iloc[0]
         ax.errorbar(share.x, share.y, [[share.y - share.low], [share.high - share.y]], elinewidth=1, capsize=2,
                     **(style.KV_STYLE[bounded] | {"linestyle": "none"}))  # fmt: skip
-    law = marks[marks.series == "law"]
-    ax.plot(law.x, law.y, color="black", linestyle="--", linewidth=0.9, label="unbounded, by the law")
+    for series, style_, label in (("law", "--", "by the law"), ("law_given_lifetimes", ":", "given these lifetimes")):
+        law = marks[marks.series == series]
+        ax.plot(law.x, law.y, color="black", linestyle=style_, linewidth=0.9, label=label)
     ax.set_ylim(0, 1.05)
     ax.set_xlim(0, None)
     ax.set_xlabel("time (s)")

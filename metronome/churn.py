@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from metronome.facts import workload_of
+from metronome.facts import seed_of, workload_of
 from metronome.frames import NS_PER_MS, SessionSpec
 from metronome.stats import COLLAPSE_PERIODS, num_sampled
 from metronome.window import blocks_for
@@ -167,11 +167,19 @@ class CollapseOdds:
 
 
 def predict_collapse(
-    workload: Workload, num_sessions: int, pool: Pool, sampled: NDArray[np.int64], *, draws: int = 2000, seed: int = 0
+    workload: Workload,
+    num_sessions: int,
+    pool: Pool,
+    sampled: NDArray[np.int64],
+    *,
+    draws: int = 2000,
+    seed: int = 0,
+    lifetime_seed: tuple[int, ...] | None = None,
 ) -> CollapseOdds:
     """Draw runs of the workload and count those that collapse (claim C3).
 
-    sampled: turn lengths as observed, [n]; each turn draws one of them.
+    sampled: turn lengths as observed, [n]; each turn draws one of them. lifetime_seed: how long sessions last is known,
+    drawn by this seed, and only the lengths of turns are left to chance.
     """
     rng = np.random.default_rng(seed)
 
@@ -182,7 +190,7 @@ def predict_collapse(
     lengths, found = turns(), []
     hang_up_ns = HANG_UP_PERIODS * workload.period_ms * NS_PER_MS
     for draw in range(draws):
-        specs = workload.make_sessions(num_sessions, (seed, draw))
+        specs = workload.make_sessions(num_sessions, lifetime_seed or (seed, draw))
         t_ns = find_collapse_ns(specs, pool, [lengths] * len(specs), hang_up_ns)
         found.append(np.inf if t_ns is None else t_ns)
     share = float(np.isfinite(found).mean())
@@ -191,10 +199,15 @@ def predict_collapse(
     )
 
 
-def predict_point(point: Any, bounded: pd.DataFrame, draws: int = 2000) -> CollapseOdds:
-    """The odds of an unbounded point of a trace. bounded: frames of the same load on the bounded engine, which cuts no
-    turn short, for the lengths of turns.
+def predict_point(
+    point: Any, bounded: pd.DataFrame, draws: int = 2000, *, given_lifetimes: bool = False
+) -> CollapseOdds:
+    """The odds of an unbounded point of a trace.
+
+    bounded: frames of the same load on the bounded engine, which cuts no turn short, for the lengths of turns.
+    given_lifetimes: of this very run, whose sessions lasted as long as they did.
     """
     pool = Pool(num_blocks=int(point.num_blocks), block_size=int(point.block_size), tokens_in=int(point.tokens_in))
     sampled = num_sampled(bounded, int(point.tokens_out), bool(point.turns_vary))
-    return predict_collapse(workload_of(point), int(point.sessions), pool, sampled, draws=draws)
+    known = seed_of(point) if given_lifetimes else None
+    return predict_collapse(workload_of(point), int(point.sessions), pool, sampled, draws=draws, lifetime_seed=known)

@@ -115,7 +115,9 @@ def find_death(point: pd.Series, frames: pd.DataFrame, pool: pd.DataFrame) -> tu
 def find_cause(point: pd.Series, frames: pd.DataFrame, pool: pd.DataFrame, collapse_ns: float) -> str:
     """Why the sessions fell silent at `collapse_ns`: engine_dead, max_len, kv_full or compute.
 
-    A session that meets max_model_len between two turns takes vLLM 0.32's engine with it: that is max_len too.
+    A session that meets max_model_len between two turns takes vLLM 0.32's engine with it: that is max_len too. A pool
+    need not be full to be kv_full: a preempted session that no longer fits keeps its place at the head of the queue,
+    and new sessions wait behind it however many blocks are free.
     """
     lost = frames[frames.release_ns > collapse_ns].status
     at_border = _at_border(point, frames[frames.done_ns.notna()])
@@ -127,7 +129,8 @@ def find_cause(point: pd.Series, frames: pd.DataFrame, pool: pd.DataFrame, colla
     free = (silent.blocks_total - silent.blocks_used).median()
     per_frame = blocks_for(point.tokens_in + point.tokens_out, point.block_size)
     idle = bool(len(silent)) and silent.running.median() == 0
-    if idle and free < per_frame + 1 and silent.waiting.median() > 0:
+    blocked = free < per_frame + 1 or silent.preemptions.max() > 0
+    if idle and blocked and silent.waiting.median() > 0:
         return "kv_full"
     return "max_len" if idle and at_border else "compute"
 

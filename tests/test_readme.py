@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.long_call import summarise as summarise_call
 from experiments.sink_ablation import perplexity
-from figures import cliff, style
+from figures import cliff, metastability, saturation, style
 from metronome import stats, trace
 
 ROOT = Path(__file__).parent.parent
@@ -62,6 +63,42 @@ def test_what_sinks_are_worth_is_what_the_traces_say():
         cells = [perplexity(part[part.point_id == point_id]) for point_id in columns]
         shown = ["-" if cell is None else f"{cell[0]:.1f}" for cell in cells]
         assert f"| {row} | {' | '.join(shown)} |" in README
+
+
+def test_what_a_long_call_costs_is_what_the_traces_say():
+    calls = trace.read(ROOT / "data" / "golden", "long_call")
+    for point_id, name in (
+        ("window256+4-anchor", "anchored"),
+        ("window256+4-keep", "kept"),
+        ("unbounded", "unbounded"),
+    ):
+        call = summarise_call(calls.of(point_id))
+        blocks, parts = "-".join(map(str, call["blocks"])), call["perplexity_by_tenth"]
+        slope, low, high = call["latency_slope_ms_per_1000_tokens"]
+        last = "-" if name == "unbounded" else f"{parts[1]:.1f}, {parts[-1]:.1f}"
+        row = f"| {name} | {call['tokens']:,} | {blocks} | {slope:.2f} [{low:.2f}, {high:.2f}] | {last} |"
+        assert row in README
+
+
+def test_when_the_pool_is_full_is_what_the_traces_say():
+    marks = saturation.points(trace.read(ROOT / "data" / "golden", "saturation"))
+    for sessions, one in marks.groupby("sessions"):
+        of = one.set_index("series")
+        cells = [f"{of.loc['t_sat'].x:.1f} s"]
+        cells += [f"{of.loc[s].x:.1f} s ({of.loc[s].y:+.1f} %)" for s in ("exact", "first_order", "fit")]
+        assert f"| {sessions} | {' | '.join(cells)} |" in README
+
+
+def test_how_often_runs_collapse_is_what_the_traces_say():
+    marks = metastability.points(trace.read(ROOT / "data" / "golden", "metastability"))
+    share = marks[marks.series == "share"].set_index("kv")
+    runs = marks[marks.series == "rho"].groupby("kv").point_id.nunique()
+    collapsed = marks[marks.series == "collapse"].groupby("kv").size().reindex(runs.index, fill_value=0)
+    law = 1 - marks[marks.series == "law"].y.iloc[-1]
+    for kv in runs.index:
+        low, high = 1 - share.loc[kv].high, 1 - share.loc[kv].low
+        says = f"{law:.2f}" if kv == "unbounded" else "0.00"
+        assert f"| {kv}, {runs[kv]} runs | {collapsed[kv]} | {low:.2f} to {high:.2f} | {says} |" in README
 
 
 def test_the_picture_is_the_figure(golden, tmp_path):

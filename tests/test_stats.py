@@ -168,3 +168,13 @@ def test_the_line_of_a_fill_reaches_the_wall(tmp_path):
     assert fit.t_sat_low_ns <= fit.t_sat_ns <= fit.t_sat_high_ns
     with pytest.raises(ValueError, match="unbounded-n2: the pool is 10% full after 2 periods, a line takes 5"):
         stats.fit_fill(trace_.points.iloc[0], trace_.pool, 0.1)
+
+
+def test_a_preempted_session_that_no_longer_fits_is_kv_full_with_blocks_to_spare(tmp_path):
+    sink = sink_of(tmp_path)
+    for idx in range(20):
+        for session_id in range(2):
+            sink.frame(frame(session_id, idx, None if idx >= 12 else 200.0))
+        stalled = idx >= 12
+        sink.pool(sample(idx, 15 if stalled else 38, 0 if stalled else 1, 2, preemptions=int(stalled)))
+    assert stats.summarise(sink.trace()).cause == "kv_full"

@@ -91,3 +91,11 @@ def test_the_server_says_where_the_bound_is_live(server):
     roles = {json.loads(p.read_text())["role"] for p in reports.glob("*.json")}
     assert {"worker", "scheduler"} <= roles
     assert "metronome bound live" in log.read_text()
+
+
+def test_the_forecast_stands_next_to_vllms_own_metrics(server):
+    url, _, _ = server
+    text = httpx.get(f"{url}/metrics", timeout=10).text
+    shown = dict(re.findall(r"^metronome:kv_cache_exhaustion_(\w+)\{.*smollm2.*\} (\S+)$", text, re.MULTILINE))
+    # Bounded, and one session fits: no end in sight, however the level moves.
+    assert shown == {"seconds": "+Inf", "low_seconds": "+Inf", "alarm": "0.0"}
