@@ -29,7 +29,8 @@ COLUMNS: Columns = {
     "false alarms": lambda r: f"{r['false_alarms']}/{r['runs'] - r['collapsed']}",
 }
 CAPTION = (
-    "share with its 95 % Wilson interval; given these lifetimes: collapses that the law expects of these very runs; warned: collapses with an alarm on before them, lead in periods; "
+    "share with its 95 % Wilson interval; given these lifetimes: collapses that the law expects of these very runs; "
+    "warned: collapses with an alarm on before them, lead in periods; "
     "false alarms: surviving runs that ever had one"
 )
 _DRAWS_PER_RUN = 100

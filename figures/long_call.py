@@ -57,7 +57,7 @@ def draw(trace: Trace) -> Figure:
             positions = None if pd.isna(point.positions) else point.positions
             ax.plot(line.x, line.y, label=_LABELS[positions], **_STYLES[positions])
             if positions is None:
-                ax.plot(line.x.iloc[-1], line.y.iloc[-1], color="black", marker="x", markersize=6)
+                ax.plot(line.x.iloc[-1], line.y.iloc[-1], color="black", marker="x", markersize=6, clip_on=False)
         ax.set_ylabel(label)
     for ax in axes[:2]:
         ax.set_ylim(0, None)
