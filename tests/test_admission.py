@@ -14,9 +14,8 @@ from metronome.admission import (
     MinLimit,
     Unlimited,
 )
-from metronome.churn import Pool, predict_collapse
 from metronome.frames import NS_PER_S
-from metronome.workload import Workload
+from metronome.window import blocks_for
 
 GOOD, BAD = [0.3] * 20, [1.4] * 20
 
@@ -49,9 +48,9 @@ def test_it_starts_slowly_by_doubling_and_not_by_one():
 @pytest.mark.parametrize("capacity", [5, 20, 45, 209])
 def test_it_settles_near_the_capacity_and_stays(capacity):
     limits = drive(AimdLimit(start=1), capacity, num_windows=120)
-    settled = limits[40:]
-    assert 0.85 * capacity <= np.mean(settled) <= 1.1 * capacity
-    assert max(settled) <= capacity + 2
+    settled = np.floor(limits[40:])  # sessions that may be in
+    assert 0.85 * capacity <= settled.mean() <= 1.1 * capacity
+    assert settled.max() <= capacity + 2
 
 
 def test_one_bad_window_cuts_once():
@@ -183,15 +182,20 @@ def test_an_old_session_leaves_less_room_than_a_young_one():
     assert limit.peak_blocks(ages[1]) > limit.peak_blocks(ages[0])
 
 
-@settings(max_examples=5, deadline=None)
-@given(st.integers(0, 100))
-def test_what_it_admits_does_not_fill_even_an_unbounded_pool(seed):
-    """Against the block-exact model: all it admits at once, replaced as they leave."""
-    limit = growth_aware(num_blocks=600)
-    num_sessions = fill_up(limit)
-    load = Workload(period_ms=1000, deadline_ms=1000, duration_s=120, mean_lifetime_s=30)
-    pool = Pool(num_blocks=600, block_size=32, tokens_in=25)
-    odds = predict_collapse(load, num_sessions, pool, np.array([4]), draws=40, seed=seed)
-    assert odds.probability <= 0.05
-    crowd = predict_collapse(load, 2 * num_sessions, pool, np.array([4]), draws=40, seed=seed)
-    assert crowd.probability > 0.5
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 1000))
+def test_what_it_admits_never_fills_even_an_unbounded_pool(seed):
+    """As many ask as there may be, for twenty lifetimes; sessions last as long as they like."""
+    limit, rng = growth_aware(num_blocks=600), np.random.default_rng(seed)
+    admitted, ends, most_used, most_in = {}, {}, 0, 0
+    for period in range(600):
+        t_ns = period * NS_PER_S
+        for session_id in [s for s, end in ends.items() if end <= period]:
+            del admitted[session_id], ends[session_id]
+        while len(admitted) + 1 <= limit.limit(t_ns, admitted):
+            session_id = period * 1000 + len(admitted)
+            admitted[session_id], ends[session_id] = t_ns, period + rng.geometric(1 / 30)
+        used = sum(blocks_for((t_ns - since) // NS_PER_S * 28 + 28, 32) for since in admitted.values())
+        most_used, most_in = max(most_used, used), max(most_in, len(admitted))
+    assert most_used <= 600
+    assert most_used > 200 and most_in > 8  # and it is no policy that lets nobody in
