@@ -43,7 +43,8 @@ class Workload:
 
     @property
     def num_frames(self) -> int:
-        return int(self.duration_s * 1000 / self.period_ms)
+        # A duration of whole periods, written in decimal seconds, must not lose its last frame to rounding.
+        return int(self.duration_s * 1000 / self.period_ms + 1e-9)
 
     @property
     def duration_ns(self) -> int:

@@ -73,3 +73,10 @@ def test_lifetimes_have_their_mean_and_belong_to_their_seed():
 def test_a_lifetime_below_a_period_is_refused():
     with pytest.raises(ValueError, match=r"workload.mean_lifetime_s=0.5: shorter than one period of 1000 ms"):
         workload(mean_lifetime_s=0.5)
+
+
+def test_a_duration_of_whole_periods_holds_them_all():
+    for period_ms in range(80, 2001):
+        for num_frames in (1, 7, 29, 150):
+            load = workload(period_ms=period_ms, duration_s=num_frames * period_ms / 1000)
+            assert load.num_frames == num_frames
