@@ -42,7 +42,9 @@ class Pool:
 
 
 @dataclass(slots=True, eq=False)
-class _Session:
+class ModelSession:
+    """One session as the model of the engine follows it."""
+
     spec: SessionSpec
     sampled: Iterator[int]  # tokens that each of its turns samples
     num_pending: int = 0  # frames released and not yet answered
@@ -64,16 +66,16 @@ class EngineModel:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.num_free = pool.num_blocks
-        self._holding: list[_Session] = []
-        self._empty: deque[_Session] = deque()
+        self._holding: list[ModelSession] = []
+        self._empty: deque[ModelSession] = deque()
 
-    def release(self, session: _Session) -> None:
+    def release(self, session: ModelSession) -> None:
         """Its next frame is due."""
         session.num_pending += 1
         if session.num_pending == 1 and session.num_answered == 0:
             self._empty.append(session)
 
-    def leave(self, session: _Session) -> None:
+    def leave(self, session: ModelSession) -> None:
         session.gone = True
         self.num_free += session.held
         session.held = 0
@@ -95,14 +97,14 @@ class EngineModel:
                 self.leave(session)
         return spoke
 
-    def _first(self) -> _Session | None:
+    def _first(self) -> ModelSession | None:
         return next((s for s in self._holding if s.num_pending), self._empty[0] if self._empty else None)
 
-    def _fits(self, session: _Session) -> bool:
+    def _fits(self, session: ModelSession) -> bool:
         new = 0 if session.to_resume else self._pool.tokens_in
         return blocks_for(session.cached + new, self._pool.block_size) - session.held <= self.num_free
 
-    def _answer(self, session: _Session) -> bool:
+    def _answer(self, session: ModelSession) -> bool:
         """One turn to its end; False when it was preempted on the way."""
         to_sample = session.to_resume
         if not to_sample:
@@ -121,7 +123,7 @@ class EngineModel:
         session.num_answered += 1
         return True
 
-    def _take(self, session: _Session) -> bool:
+    def _take(self, session: ModelSession) -> bool:
         need = blocks_for(session.cached, self._pool.block_size) - session.held
         if need > self.num_free:
             return False
@@ -130,7 +132,7 @@ class EngineModel:
         return True
 
 
-def find_collapse_ns(
+def first_collapse_ns(
     specs: Sequence[SessionSpec], pool: Pool, turns: Sequence[Iterator[int]], hang_up_ns: int
 ) -> int | None:
     """When the engine falls silent for COLLAPSE_PERIODS periods while callers speak on; None where it never does.
@@ -139,7 +141,7 @@ def find_collapse_ns(
     `hang_up_ns` after its deadline.
     """
     engine = EngineModel(pool)
-    sessions = {spec.session_id: _Session(spec, lengths) for spec, lengths in zip(specs, turns, strict=True)}
+    sessions = {spec.session_id: ModelSession(spec, lengths) for spec, lengths in zip(specs, turns, strict=True)}
     releases = [(s.release_ns(k), False, s.session_id) for s in specs for k in range(s.num_frames)]
     hang_ups = [(s.end_ns + hang_up_ns, True, s.session_id) for s in specs]
     silence_ns = COLLAPSE_PERIODS * specs[0].period_ns
@@ -191,7 +193,7 @@ def predict_collapse(
     hang_up_ns = HANG_UP_PERIODS * workload.period_ms * NS_PER_MS
     for draw in range(draws):
         specs = workload.make_sessions(num_sessions, lifetime_seed or (seed, draw))
-        t_ns = find_collapse_ns(specs, pool, [lengths] * len(specs), hang_up_ns)
+        t_ns = first_collapse_ns(specs, pool, [lengths] * len(specs), hang_up_ns)
         found.append(np.inf if t_ns is None else t_ns)
     share = float(np.isfinite(found).mean())
     return CollapseOdds(

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from metronome.churn import EngineModel, Pool, expected_blocks, find_collapse_ns, predict_collapse
+from metronome.churn import EngineModel, ModelSession, Pool, expected_blocks, first_collapse_ns, predict_collapse
 from metronome.frames import NS_PER_MS, NS_PER_S
 from metronome.saturation import FrameTokens, predict_t_sat_ns
 from metronome.window import blocks_for
@@ -23,7 +23,7 @@ def test_without_churn_it_is_the_exact_prediction():
         pool = Pool(num_blocks=num_blocks, block_size=32, tokens_in=28)
         turns = [itertools.repeat(1)] * num_sessions
         exact = predict_t_sat_ns(specs, FrameTokens(num_in=28, num_out=1), num_blocks, 32)
-        found = find_collapse_ns(specs, pool, turns, HANG_UP_NS)
+        found = first_collapse_ns(specs, pool, turns, HANG_UP_NS)
         if exact is None or exact > max(s.release_ns(s.num_frames - 1) for s in specs) - 3 * NS_PER_S:
             assert found is None
         else:
@@ -49,11 +49,9 @@ def test_mean_occupancy_has_the_closed_form():
 
 
 def test_a_session_that_runs_out_while_it_samples_is_preempted_and_frees_its_blocks():
-    from metronome.churn import _Session
-
     engine = EngineModel(Pool(num_blocks=2, block_size=32, tokens_in=30))
     (spec,) = workload(duration_s=3).make_sessions(1)
-    session = _Session(spec, iter([3, 40, 1]))
+    session = ModelSession(spec, iter([3, 40, 1]))
     engine.release(session)
     assert engine.run() and (session.cached, session.held, engine.num_free) == (32, 1, 1)
     engine.release(session)
@@ -66,11 +64,9 @@ def test_a_session_that_runs_out_while_it_samples_is_preempted_and_frees_its_blo
 def test_what_leaves_lets_others_go_on():
     specs = workload(duration_s=30).make_sessions(2)
     pool = Pool(num_blocks=4, block_size=32, tokens_in=32)
-    assert find_collapse_ns(specs, pool, [itertools.repeat(1)] * 2, HANG_UP_NS) == NS_PER_S + 500 * NS_PER_MS
+    assert first_collapse_ns(specs, pool, [itertools.repeat(1)] * 2, HANG_UP_NS) == NS_PER_S + 500 * NS_PER_MS
     engine = EngineModel(pool)
-    from metronome.churn import _Session
-
-    first, second = (_Session(s, itertools.repeat(1)) for s in specs)
+    first, second = (ModelSession(s, itertools.repeat(1)) for s in specs)
     for session in (first, second, first, second, first):
         engine.release(session)
         engine.run()

@@ -8,7 +8,7 @@ import pytest
 from experiments.long_call import summarise as summarise_call
 from experiments.sink_ablation import perplexity
 from figures import cliff, metastability, saturation, style
-from metronome import stats, trace
+from metronome import facts, stats, trace, warning
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -90,15 +90,31 @@ def test_when_the_pool_is_full_is_what_the_traces_say():
 
 
 def test_how_often_runs_collapse_is_what_the_traces_say():
-    marks = metastability.points(trace.read(ROOT / "data" / "golden", "metastability"))
+    data = trace.read(ROOT / "data" / "golden", "metastability")
+    marks = metastability.points(data)
     share = marks[marks.series == "share"].set_index("kv")
     runs = marks[marks.series == "rho"].groupby("kv").point_id.nunique()
     collapsed = marks[marks.series == "collapse"].groupby("kv").size().reindex(runs.index, fill_value=0)
-    law = 1 - marks[marks.series == "law"].y.iloc[-1]
+    law = {"unbounded": 1 - marks[marks.series == "law"].y.iloc[-1], "window256+4": float(not bounded_fits(data))}
     for kv in runs.index:
         low, high = 1 - share.loc[kv].high, 1 - share.loc[kv].low
-        says = f"{law:.2f}" if kv == "unbounded" else "0.00"
-        assert f"| {kv}, {runs[kv]} runs | {collapsed[kv]} | {low:.2f} to {high:.2f} | {says} |" in README
+        assert f"| {kv}, {runs[kv]} runs | {collapsed[kv]} | {low:.2f} to {high:.2f} | {law[kv]:.2f} |" in README
+    expected = runs["unbounded"] * (1 - marks[marks.series == "law_given_lifetimes"].y.iloc[-1])
+    assert f"it expects {expected:.1f} of {runs['unbounded']} to collapse" in README
+
+
+def bounded_fits(data):
+    point = data.points[data.points.kv == "window256+4"].iloc[0]
+    return point.sessions * facts.bound_of(point).max_blocks(int(point.tokens_in)) <= point.num_blocks
+
+
+def test_the_warnings_are_what_the_traces_say():
+    data = trace.read(ROOT / "data" / "golden", "metastability")
+    found = [warning.evaluate(data.of(point_id)) for point_id in data.points.point_id]
+    dead, alive = [e for e in found if e.cause], [e for e in found if not e.cause]
+    assert min(e.lead_periods for e in dead) >= 20 and not any(e.num_alarms for e in alive)
+    said = f"An alarm stood 20 periods or more before each of the {len(dead)}; none of the {len(alive)} others had one."
+    assert said in README
 
 
 def test_the_picture_is_the_figure(golden, tmp_path):

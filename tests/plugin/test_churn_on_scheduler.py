@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scheduler as vllm_scheduler
 
-from metronome.churn import Pool, find_collapse_ns
+from metronome.churn import Pool, first_collapse_ns
 from metronome.frames import NS_PER_MS
 from metronome.stats import COLLAPSE_PERIODS
 from metronome.workload import HANG_UP_PERIODS, Workload
@@ -61,7 +61,7 @@ def races():
         specs, lengths = race(seed)
         num_blocks = 52 + seed % 3 * 8
         pool = Pool(num_blocks=num_blocks, block_size=vllm_scheduler.BLOCK, tokens_in=TOKENS_IN)
-        model_ns = find_collapse_ns(specs, pool, [iter(lengths[s.session_id]) for s in specs], HANG_UP_NS)
+        model_ns = first_collapse_ns(specs, pool, [iter(lengths[s.session_id]) for s in specs], HANG_UP_NS)
         real_ns, num_preempted = on_scheduler(specs, lengths, num_blocks)
         found.append((seed, model_ns, real_ns, num_preempted))
         print(found[-1])
