@@ -13,7 +13,7 @@ class ModelProfile:
     `tokens_per_second` is the codec's rate: input positions per second of audio. `tokens_out` is what a frame's turn
     may answer with; a turn is shorter where the model ends it: with an end-of-sequence token, unless `ignore_eos`, or,
     if `stop_at_audio`, with a token of the codec, by which it expects the user to speak on. `kv_bytes_per_token`
-    belongs to the real model, all layers, in the dtype served.
+    belongs to the real model, all layers, in bfloat16.
     """
 
     name: str
@@ -22,7 +22,7 @@ class ModelProfile:
     tokens_per_second: float
     tokens_out: int
     kv_bytes_per_token: int
-    dtype: str = "bfloat16"
+    dtype: str | None = None  # None: bfloat16 where the hardware multiplies it, else float32
     temperature: float = 0.8
     ignore_eos: bool = True
     stop_at_audio: bool = False

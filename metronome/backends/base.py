@@ -19,6 +19,7 @@ class EngineInfo:
     num_blocks: int
     block_size: int
     max_model_len: int | None = None
+    dtype: str | None = None  # of weights and cache
     block_bytes: int | None = None  # over all layers
     versions: dict[str, str] = field(default_factory=dict)
     bound_live_in: list[dict[str, Any]] = field(

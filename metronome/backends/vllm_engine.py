@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -33,6 +34,12 @@ class EngineOptions:
     bound: dict[str, Any] | None = None  # additional_config["metronome"]
     log_file: Path | None = None
     report_dir: Path | None = None  # where the plugin says in which processes it is live
+
+
+def native_dtype() -> str:
+    """What the hardware multiplies fast. A CPU without AVX-512 emulates bfloat16, many times slower than float32."""
+    emulated = not torch.cuda.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    return "float32" if emulated else "bfloat16"
 
 
 class VllmEngine:
@@ -69,6 +76,7 @@ class VllmEngine:
             num_blocks=config.cache_config.num_gpu_blocks - 1,
             block_size=config.cache_config.block_size,
             max_model_len=config.model_config.max_model_len,
+            dtype=str(config.model_config.dtype).removeprefix("torch."),
             block_bytes=self._block_bytes(),
             versions=_versions(),
             bound_live_in=self._bound_reports(),
@@ -82,7 +90,7 @@ class VllmEngine:
             config = {"metronome": options.bound | report}
         return AsyncEngineArgs(
             model=profile.checkpoint,
-            dtype=profile.dtype,
+            dtype=profile.dtype or native_dtype(),
             hf_overrides=profile.hf_overrides,
             seed=options.seed,
             max_model_len=options.max_model_len,

@@ -12,11 +12,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from metronome.backends.vllm_engine import native_dtype
+
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).parent.parent.parent
 WINDOW, NUM_BLOCKS, BLOCK = 128, 64, 32
-ARGS = ["--dtype", "bfloat16", "--max-model-len", "4096", "--block-size", str(BLOCK), "--max-num-batched-tokens", "256",
-        "--num-gpu-blocks-override", str(NUM_BLOCKS), "--enforce-eager", "--no-enable-prefix-caching"]  # fmt: skip
+ARGS = ["--dtype", native_dtype(), "--max-model-len", "4096", "--block-size", str(BLOCK),
+        "--max-num-batched-tokens", "256", "--num-gpu-blocks-override", str(NUM_BLOCKS), "--enforce-eager",
+        "--no-enable-prefix-caching"]  # fmt: skip
 
 
 def free_port():
