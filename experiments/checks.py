@@ -8,7 +8,7 @@ from metronome.texts import find_texts
 from metronome.window import Bound, blocks_for
 
 if TYPE_CHECKING:
-    from experiments.schema import Ablation, LongCall, Run, Saturation
+    from experiments.schema import Ablation, Capacity, LongCall, Run, Saturation
 
 
 class ConfigError(ValueError):
@@ -31,6 +31,11 @@ def check(run: "Run") -> None:
                 f"workload.sessions has {num_sessions}, engine.max_num_seqs={run.engine.max_num_seqs}: "
                 f"set engine.max_num_seqs to {num_sessions} or more"
             )
+    if run.engine.max_num_batched_tokens < run.engine.max_num_seqs:
+        raise ConfigError(
+            f"engine.max_num_batched_tokens={run.engine.max_num_batched_tokens}: vLLM wants "
+            f"engine.max_num_seqs={run.engine.max_num_seqs} or more; raise it"
+        )
     per_frame = run.frame_tokens.growth
     if run.engine.max_model_len <= per_frame:
         raise ConfigError(
@@ -46,6 +51,8 @@ def check(run: "Run") -> None:
             _check_pool(run, run.bound(mode))
     if run.saturation:
         _check_saturation(run, run.saturation)
+    if run.capacity:
+        _check_capacity(run, run.capacity)
     _check_files(run)
 
 
@@ -77,6 +84,16 @@ def _check_saturation(run: "Run", saturation: "Saturation") -> None:
         raise ConfigError(
             f"saturation.fit_until={saturation.fit_until}: with workload.sessions={most} the pool is that full after "
             f"{periods:.1f} periods, a line takes {MIN_LEVELS + 1}; raise engine.num_blocks or lower workload.sessions"
+        )
+
+
+def _check_capacity(run: "Run", capacity: "Capacity") -> None:
+    if len(run.kv.modes) > 1:
+        raise ConfigError(f"kv.modes={run.kv.modes}: one mode has one N*; name one, e.g. kv=sinks")
+    if run.workload.duration_s - capacity.warm_up_s < 5 * run.workload.period_ms / 1000:
+        raise ConfigError(
+            f"capacity.warm_up_s={capacity.warm_up_s}: leaves less than 5 periods of "
+            f"workload.duration_s={run.workload.duration_s} to judge by; lengthen the latter"
         )
 
 

@@ -1,27 +1,24 @@
 """One session without a border: blocks held, frame latency and perplexity against the length of the call.
 
-Served, the call is a closed loop: a frame is released when the one before is answered, so that its latency is the
-engine's own. Scored, the same tokens are one text.
+Served, the call is a closed loop. Scored, the same tokens are one text.
 """
 
-import asyncio
 import dataclasses
-import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from experiments.closed_loop import ClosedCall
 from experiments.enginelog import starting
 from experiments.manifest import Manifest
 from experiments.points import engine_options, facts, policy_name
 from experiments.progress import Columns, Progress, number, spread
 from experiments.schema import LongCall, Run
-from metronome.backends.base import Backend, EngineDied
-from metronome.frames import NS_PER_MS, FrameRecord, FrameStatus, TurnOutput
+from metronome.backends.base import Backend
+from metronome.frames import NS_PER_MS, FrameStatus
 from metronome.stats import engine_latency_ns, slope_interval
 from metronome.texts import find_texts, mix, segment_means
 from metronome.trace import PointSink, Score, Trace, TraceWriter
@@ -111,92 +108,15 @@ class Experiment:
         size = self._call.frame_tokens
         frames = [ids[i : i + size] for i in range(0, len(ids) - size + 1, size)]
         self._progress.note(f"{point_id}: serving {len(frames)} frames")
-        answered = asyncio.Event()
-        call = _Call(size, self._run.workload.deadline_ms * NS_PER_MS, bound)
-
-        async def speak() -> AsyncIterator[Sequence[int]]:
-            for frame in frames:
-                answered.clear()
-                call.release()
-                yield frame
-                await answered.wait()
-
-        async with aclosing(backend.converse(point_id, speak())) as outputs:
-            while call.num_answered < len(frames):
-                record = await _next_record(outputs, call)
-                sink.frame(record)
-                sink.pool(backend.sample(call.now_ns()))
-                if record.status not in (FrameStatus.OK, FrameStatus.LATE):
-                    return
-                answered.set()
-
-
-class _Call:
-    """The one session: what is in flight, and the record of a frame once it is answered."""
-
-    def __init__(self, tokens_in: int, deadline_ns: int, bound: Bound | None) -> None:
-        self._tokens_in = tokens_in
-        self._deadline_ns = deadline_ns
-        self._bound = bound
-        self._origin_ns = time.monotonic_ns()
-        self._released_ns = 0
-        self._first_token_ns: int | None = None
-        self._num_sampled = 0
-        self._num_cached = 0
-        self.num_answered = 0
-
-    def now_ns(self) -> int:
-        return time.monotonic_ns() - self._origin_ns
-
-    def release(self) -> None:
-        self._released_ns, self._first_token_ns, self._num_sampled = self.now_ns(), None, 0
-
-    def hear(self, output: TurnOutput) -> FrameRecord | None:
-        """The frame's record with its last token, None before."""
-        self._first_token_ns = self._first_token_ns or self.now_ns()
-        self._num_sampled += output.num_sampled
-        if not output.turn_done:
-            return None
-        self._num_cached += self._tokens_in + self._num_sampled - 1
-        done_ns = self.now_ns()
-        on_time = done_ns - self._released_ns <= self._deadline_ns
-        status = FrameStatus.MAX_LEN if output.hit_max_len else FrameStatus.OK if on_time else FrameStatus.LATE
-        record = self._record(status, done_ns)
-        self.num_answered += 1
-        return record
-
-    def give_up(self, status: FrameStatus) -> FrameRecord:
-        return self._record(status, None)
-
-    def _record(self, status: FrameStatus, done_ns: int | None) -> FrameRecord:
-        held = self._bound.held_tokens(self._num_cached) if self._bound else self._num_cached
-        return FrameRecord(
-            session_id=0,
-            frame_idx=self.num_answered,
-            release_ns=self._released_ns,
-            sent_ns=self._released_ns,
-            first_token_ns=self._first_token_ns,
-            done_ns=done_ns,
-            deadline_ns=self._released_ns + self._deadline_ns,
-            tokens_in=self._tokens_in,
-            tokens_out=self._num_sampled,
-            kv_tokens=None if done_ns is None else held,
-            status=status,
-        )
-
-
-async def _next_record(outputs: AsyncIterator[TurnOutput], call: _Call) -> FrameRecord:
-    """Wait for the frame in flight, as long as the engine says anything at all."""
-    while True:
-        try:
-            async with asyncio.timeout(_SILENCE_S):
-                output = await anext(outputs)
-        except EngineDied:
-            return call.give_up(FrameStatus.ENGINE_DEAD)
-        except (TimeoutError, StopAsyncIteration):
-            return call.give_up(FrameStatus.LOST)
-        if (record := call.hear(output)) is not None:
-            return record
+        deadline_ns = self._run.workload.deadline_ms * NS_PER_MS
+        call = ClosedCall(backend, point_id, session_id=0, deadline_ns=deadline_ns, bound=bound, silence_s=_SILENCE_S)
+        for frame in frames:
+            record = await call.say(frame)
+            sink.frame(record)
+            sink.pool(backend.sample(call.now_ns()))
+            if record.status not in (FrameStatus.OK, FrameStatus.LATE):
+                break
+        await call.hang_up()
 
 
 def summarise(trace: Trace) -> dict[str, Any]:

@@ -45,8 +45,10 @@ class Progress:
         """A step that is no point."""
         self._show(f"{text} ...", always=True)
 
-    def start_point(self, index: int, num_points: int, point_id: str, sessions: int, workload: Workload) -> None:
-        self._head = f"point {index + 1}/{num_points} {point_id}, N={sessions}"
+    def start_point(self, index: int, num_points: int | None, point_id: str, sessions: int, workload: Workload) -> None:
+        """num_points: None where what comes depends on what is seen."""
+        of = "" if num_points is None else f"/{num_points}"
+        self._head = f"point {index + 1}{of} {point_id}, N={sessions}"
         self._duration_s = workload.duration_s
         self._printed_s = -math.inf
 
@@ -65,7 +67,8 @@ class Progress:
 
     def end_point(self, result: Mapping[str, Any]) -> None:
         at = "" if result["t_collapse_s"] is None else f" ({result['cause']}) at {result['t_collapse_s']:.1f} s"
-        self._console.print(Text(f"{self._head}: {result['outcome']}{at}"))
+        p95 = number(result["engine_latency_ms"]["p95"], 0)
+        self._console.print(Text(f"{self._head}: {result['outcome']}{at}, engine p95 {p95} ms"))
 
     def _show(self, text: str, always: bool = False) -> None:
         if self._console.is_terminal:

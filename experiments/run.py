@@ -69,6 +69,7 @@ def _module(run: schema.Run) -> ModuleType:
         "long_call": run.long_call,
         "metastability": run.repeat,
         "saturation": run.saturation,
+        "capacity": run.capacity,
     }
     name = next((name for name, section in sections.items() if section), "sweep")
     return importlib.import_module(f"experiments.{name}")

@@ -121,6 +121,21 @@ class Saturation:
 
 
 @dataclass(frozen=True, kw_only=True, config=_strict)
+class Capacity:
+    """N* is the largest N whose p95 stays below `target_fraction` of the deadline, judged after `warm_up_s`.
+
+    The search is run `repeats` times, with other phases; the pool is filled `ceilings` times with sessions of
+    `ceiling_frames` frames.
+    """
+
+    warm_up_s: Annotated[float, Field(ge=0)]
+    target_fraction: Annotated[float, Field(gt=0, le=1)]
+    repeats: Positive
+    ceilings: Annotated[int, Field(ge=0)]
+    ceiling_frames: Positive
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
 class Run:
     """One run, as it will be executed."""
 
@@ -138,6 +153,7 @@ class Run:
     # Where one of these is given, the sweep is that.
     repeat: Repeat | None = None
     saturation: Saturation | None = None
+    capacity: Capacity | None = None
 
     @property
     def frame_tokens(self) -> FrameTokens:

@@ -1,9 +1,11 @@
 """A sweep is a list of points inside one configuration: one engine per KV mode, one trace for all."""
 
+import contextlib
 import dataclasses
 import gc
 import logging
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from experiments.schema import Run
 from metronome.audio import SAMPLE_RATE_HZ, Audio, LogMelCodec, find_clips, join_clips, level, read
 from metronome.backends.base import Backend, EngineInfo
 from metronome.backends.null import NullBackend
+from metronome.control import Controller
 from metronome.frames import NS_PER_MS, NS_PER_S, SessionSpec
 from metronome.runtime import PointRun
 from metronome.saturation import predict_t_sat_ns
@@ -46,7 +49,7 @@ COLUMNS: Columns = {
 }
 CAPTION = "latencies in ms, times in s; inf: frames that were never answered reach into the quantile"
 _DRAINED_S = 10.0  # a healthy engine frees ended sessions in milliseconds
-
+_SWITCH_S = 0.001  # Python's 5 ms would let the trace's writer hold up a frame for half of what counts as late
 
 Turns = list[list[list[int]]]  # [line][frame][token]
 
@@ -70,7 +73,7 @@ class Point:
         """Points of one key share an engine."""
         return self.mode, self.batch
 
-    def lifetime_seed(self, run: Run) -> tuple[int, ...]:
+    def workload_seed(self, run: Run) -> tuple[int, ...]:
         """Repeats differ in how long sessions last, and are the same in every KV mode."""
         return (run.workload.seed, self.batch, self.repeat or 0)
 
@@ -97,27 +100,32 @@ class Experiment:
         self._manifest = manifest
         self._progress = progress
         self._backend: Backend | None = None
+        self._engine_key: tuple[str, int] | None = None
 
     async def execute(self, writer: TraceWriter) -> list[dict[str, Any]]:
         """Results of all points, also written to the manifest as they come."""
         points = make_points(self._run)
-        self._progress.note("reading speech")
         turns = self._hear(max(p.sessions for p in points))
-        results = []
         try:
-            for i, point in enumerate(points):
-                if self._backend is None or point.engine_key != points[i - 1].engine_key:
-                    await self._replace_engine(point)
-                self._progress.start_point(i, len(points), point.point_id, point.sessions, self._run.workload)
-                results.append(await self._run_point(point, turns, writer))
-                self._manifest.add_point(results[-1])
-                self._progress.end_point(results[-1])
+            return [await self._take(point, turns, writer, i, len(points)) for i, point in enumerate(points)]
         finally:
             await self._stop_engine()
-        return results
 
-    def _hear(self, num_sessions: int) -> Turns:
+    async def _take(
+        self, point: Point, turns: Turns, writer: TraceWriter, i: int, num_points: int | None
+    ) -> dict[str, Any]:
+        """One point, on the engine of the points before it where that is the right one and serves on."""
+        if self._backend is None or point.engine_key != self._engine_key:
+            await self._replace_engine(point)
+        self._progress.start_point(i, num_points, point.point_id, point.sessions, self._run.workload)
+        result = await self._run_point(point, turns, writer)
+        self._manifest.add_point(result)
+        self._progress.end_point(result)
+        return result
+
+    def _hear(self, num_lines: int) -> Turns:
         """What is said on every line, frame by frame; each line hears other material, drawn by workload.seed."""
+        self._progress.note("reading speech")
         run = self._run
         clips: list[Audio] = [level(read(path)) for path in find_clips(run.speech.dir)]
         codec = LogMelCodec(
@@ -129,7 +137,7 @@ class Experiment:
         shape = (run.workload.num_frames, run.frame_tokens.num_in)
         return [
             np.reshape(codec.encode(join_clips(clips, num_samples, (run.workload.seed, i))), shape).tolist()
-            for i in range(num_sessions)
+            for i in range(num_lines)
         ]
 
     async def _replace_engine(self, point: Point) -> None:
@@ -138,6 +146,7 @@ class Experiment:
         with starting(self._directory / "engine.log"):
             self._backend = self._make_backend(point)
             await self._backend.start()
+        self._engine_key = point.engine_key
         self._manifest.add_engine(kv=point.kv, **dataclasses.asdict(self._backend.info))
 
     async def _stop_engine(self) -> None:
@@ -155,13 +164,16 @@ class Experiment:
 
         return VllmStreamBackend(self._run.model, engine_options(self._run, self._directory, point.kv, point.bound))
 
-    def _served(self, point: Point) -> dict[str, Any]:
+    def served(self, point: Point) -> dict[str, Any]:
+        """The sessions, as the trace's points table has them."""
         workload, tokens = self._run.workload, self._run.frame_tokens
+        seeded = workload.mean_lifetime_s is not None or workload.phases == "random"
         return {
             "sessions": point.sessions,
+            "repeat": point.repeat,
             "phases": workload.phases,
             "mean_lifetime_ns": None if workload.mean_lifetime_s is None else int(workload.mean_lifetime_s * NS_PER_S),
-            "lifetime_seed": None if workload.mean_lifetime_s is None else point.lifetime_seed(self._run),
+            "workload_seed": point.workload_seed(self._run) if seeded else None,
             "turns_vary": self._run.model.turns_vary,
             "period_ns": workload.period_ms * NS_PER_MS,
             "deadline_ns": workload.deadline_ms * NS_PER_MS,
@@ -173,31 +185,36 @@ class Experiment:
     async def _run_point(self, point: Point, turns: Turns, writer: TraceWriter) -> dict[str, Any]:
         assert self._backend is not None
         run, info = self._run, self._backend.info
-        specs = run.workload.make_sessions(point.sessions, point.lifetime_seed(run))
-        tokens, period_ns = run.frame_tokens, run.workload.period_ms * NS_PER_MS
+        specs = self.specs(point)
+        tokens, period_ns = run.frame_tokens, run.workload.period_ns
         held = point.bound.held_tokens if point.bound else lambda n: n
-        sink = writer.point(facts(run, point.point_id, info, point.bound, **self._served(point)))
+        sink = writer.point(facts(run, point.point_id, info, point.bound, **self.served(point)))
         shell = PointRun(
             [PeriodicSession(spec, tokens.num_in, held) for spec in specs],
-            [turns[spec.line][spec.start_ns // period_ns :][: spec.num_frames] for spec in specs],
+            [turns[spec.line % len(turns)][spec.start_ns // period_ns :][: spec.num_frames] for spec in specs],
             self._backend,
             sink,
             sample_ns=run.out.sample_ms * NS_PER_MS,
             drain_ns=HANG_UP_PERIODS * period_ns,
             forecaster=make_forecaster(period_ns, point.bound, tokens.num_in),
+            controller=self.controller(point),
             observer=self._progress.observe,
             name=point.point_id,
         )
-        gc.collect()
-        gc.freeze()  # what exists by now need not be walked again while frames are due
-        try:
+        with _undisturbed():
             await shell.run()
-        finally:
-            gc.unfreeze()
         if not await self._backend.drained(_DRAINED_S):
             log.warning("%s: the engine did not free its sessions; it is replaced", point.point_id)
             await self._stop_engine()
         return self.judge(point, specs, info, sink.trace())
+
+    def specs(self, point: Point) -> list[SessionSpec]:
+        """Who speaks when."""
+        return self._run.workload.make_sessions(point.sessions, point.workload_seed(self._run))
+
+    def controller(self, point: Point) -> Controller | None:
+        """Who may come in; None: all."""
+        return None
 
     def judge(self, point: Point, specs: Sequence[SessionSpec], info: EngineInfo, trace: Trace) -> dict[str, Any]:
         """The point's result, from its trace alone."""
@@ -213,3 +230,17 @@ class Experiment:
             "predicted_t_sat_s": None if predicted_ns is None else predicted_ns / NS_PER_S,
             **dataclasses.asdict(summarise(trace)),
         }
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """While frames are due, what exists by now need not be walked again, and the trace's writer gives way at once."""
+    gc.collect()
+    gc.freeze()
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
+        gc.unfreeze()

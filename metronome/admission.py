@@ -19,13 +19,21 @@ UNLIMITED = float("inf")
 class ControlWindow:
     """What a control window saw.
 
-    pressure: for every frame answered in it, engine latency / deadline; for every frame still waiting at its end, its
-    age / deadline, so that lateness shows before the frame is done. num_active: sessions that are in.
+    pressure: for every frame answered in it, engine latency / deadline. waiting: for every frame still open at its end,
+    age / deadline. num_active: sessions that are in.
     """
 
     t_ns: int
     num_active: int
     pressure: Sequence[float]
+    waiting: Sequence[float] = ()
+
+    def quantile(self, q: float, target: float) -> float | None:
+        """Of pressure. A frame that still waits counts with its age once that is above the target: it is known to be
+        bad before it is done. Below, its latency is not known yet, and counting it would hide the others'.
+        """
+        overdue = [age for age in self.waiting if age > target]
+        return quantile(np.asarray([*self.pressure, *overdue], dtype=float), q)
 
 
 class Limit(Protocol):
@@ -108,7 +116,7 @@ class AimdLimit:
         return self._limit
 
     def update(self, window: ControlWindow) -> None:
-        seen = quantile(np.asarray(window.pressure, dtype=float), self._quantile)
+        seen = window.quantile(self._quantile, self._target)
         if self._cooling or seen is None:
             self._cooling = False
         elif seen > self._target:

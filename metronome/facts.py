@@ -32,7 +32,7 @@ def workload_of(point: Any) -> Workload:
 
 def seed_of(point: Any) -> tuple[int, ...]:
     """What drew the lifetimes of its sessions."""
-    return () if point.lifetime_seed is None else tuple(int(part) for part in point.lifetime_seed)
+    return () if point.workload_seed is None else tuple(int(part) for part in point.workload_seed)
 
 
 def tokens_of(point: Any) -> FrameTokens:

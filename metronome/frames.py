@@ -104,3 +104,26 @@ class PoolSample:
     tte_low_ns: int | None = None
     tte_high_ns: int | None = None
     alarm: bool = False
+
+
+class Action(StrEnum):
+    """What a gate does with a session, or, closing a control window, with its limit."""
+
+    ADMIT = "admit"
+    WAIT = "wait"
+    REFUSE = "refuse"
+    SHED = "shed"
+    UPDATE = "update"
+    LEAVE = "leave"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What the gate did and what it knew."""
+
+    t_ns: int
+    session_id: int | None  # None: no one session's, the limit was looked at
+    action: Action
+    limit: float
+    num_active: int  # after it
+    retry_after_ns: int | None = None  # of a refusal: when a place may be free

@@ -1,29 +1,9 @@
 """The gate at the edge: lets sessions in, makes them wait, refuses or sheds them, by a Limit. No clock, no I/O."""
 
 from collections import deque
-from dataclasses import dataclass
-from enum import StrEnum
 
 from metronome.admission import ControlWindow, Limit
-
-
-class Action(StrEnum):
-    ADMIT = "admit"
-    WAIT = "wait"
-    REFUSE = "refuse"
-    SHED = "shed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """One row of the trace: what the gate did with a session, and what it knew."""
-
-    t_ns: int
-    session_id: int
-    action: Action
-    limit: float
-    num_active: int  # after it
-    retry_after_ns: int | None = None  # of a refusal: when a place may be free
+from metronome.frames import Action, Decision
 
 
 class Gate:
@@ -44,6 +24,10 @@ class Gate:
         self._left_ns: deque[int] = deque(maxlen=8)
 
     @property
+    def window_ns(self) -> int:
+        return self._window_ns
+
+    @property
     def num_active(self) -> int:
         return len(self._admitted_ns)
 
@@ -62,22 +46,24 @@ class Gate:
 
     def leave(self, session_id: int, t_ns: int) -> list[Decision]:
         """A session is over; those who wait may take its place."""
-        if self._admitted_ns.pop(session_id, None) is not None:
-            self._left_ns.append(t_ns)
         self._waiting = deque(one for one in self._waiting if one[0] != session_id)
-        return self._let_in(t_ns)
+        if self._admitted_ns.pop(session_id, None) is None:  # shed before, or never in
+            return self.let_in(t_ns)
+        self._left_ns.append(t_ns)
+        return [self._decide(session_id, t_ns, Action.LEAVE), *self.let_in(t_ns)]
 
     def close_window(self, window: ControlWindow) -> list[Decision]:
         """The policy learns from the window; its consequences, in order."""
         self._policy.update(window)
-        decisions = self._let_in(window.t_ns)
+        decisions = [self._decide(None, window.t_ns, Action.UPDATE), *self.let_in(window.t_ns)]
         while self._shed and self.num_active > max(self.limit(window.t_ns), 1):
             newest = next(reversed(self._admitted_ns))
             del self._admitted_ns[newest]
             decisions.append(self._decide(newest, window.t_ns, Action.SHED))
         return decisions
 
-    def _let_in(self, t_ns: int) -> list[Decision]:
+    def let_in(self, t_ns: int) -> list[Decision]:
+        """Those who wait, as far as there is room; who has waited too long is refused."""
         decisions = []
         while self._waiting:
             session_id, since_ns = self._waiting[0]
@@ -108,7 +94,7 @@ class Gate:
         gap_ns = (self._left_ns[-1] - self._left_ns[0]) // (len(self._left_ns) - 1)
         return max(self._window_ns, gap_ns)
 
-    def _decide(self, session_id: int, t_ns: int, action: Action, retry_after_ns: int | None = None) -> Decision:
+    def _decide(self, session_id: int | None, t_ns: int, action: Action, retry_after_ns: int | None = None) -> Decision:
         return Decision(
             t_ns=t_ns,
             session_id=session_id,

@@ -8,8 +8,10 @@ from dataclasses import asdict, replace
 from typing import Protocol
 
 from metronome.backends.base import Backend, EngineDied
+from metronome.control import Controller
+from metronome.door import Door
 from metronome.forecast import Forecaster
-from metronome.frames import NS_PER_S, FrameRecord, FrameStatus, PoolSample
+from metronome.frames import NS_PER_S, Decision, FrameRecord, FrameStatus, PoolSample
 from metronome.session import PeriodicSession
 
 _LEAD_NS = NS_PER_S // 10  # time to create all session tasks before the first release
@@ -24,12 +26,15 @@ class Sink(Protocol):
 
     def pool(self, sample: PoolSample) -> None: ...
 
+    def decision(self, decision: Decision) -> None: ...
+
 
 class PointRun:
     """Drives the sessions of one point to their end.
 
     turns[i][k] holds the token ids of frame k of session i. A caller hangs up once the last frame is answered, or
     `drain_ns` after its deadline; what is unanswered then is lost. forecaster: sees every sample of the pool.
+    controller: decides who may come in; without one, all may.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class PointRun:
         sample_ns: int,
         drain_ns: int,
         forecaster: Forecaster | None = None,
+        controller: Controller | None = None,
         observer: Observer | None = None,
         name: str = "point",
     ) -> None:
@@ -53,6 +59,7 @@ class PointRun:
         self._sample_ns = sample_ns
         self._drain_ns = drain_ns
         self._forecaster = forecaster
+        self._door = Door(controller, self.now_ns) if controller else None
         self._observer = observer
         self._name = name
         self._origin_ns = 0
@@ -87,14 +94,21 @@ class PointRun:
             pending -= done
 
     async def _drive(self, session: PeriodicSession, turns: Sequence[Sequence[int]]) -> None:
+        await self._sleep_until(session.spec.release_ns(0))
+        if self._door and not await self._door.enter(session):
+            return
         left_ns = session.spec.end_ns + self._drain_ns - self.now_ns()
         try:
             async with asyncio.timeout(left_ns / NS_PER_S) as patience:
+                if self._door:
+                    self._door.inside(session, patience)
                 await self._converse(session, turns)
         except TimeoutError:
             if not patience.expired():
                 raise
         session.close(self.now_ns())
+        if self._door:
+            self._door.leave(session)
 
     async def _converse(self, session: PeriodicSession, turns: Sequence[Sequence[int]]) -> None:
         session_id = f"{self._name}-{session.spec.session_id}"
@@ -132,6 +146,11 @@ class PointRun:
         for session in self._sessions:
             for record in session.take_finished():
                 self._sink.frame(record)
+                if self._door:
+                    self._door.answered(record)
+        if self._door:
+            for decision in self._door.tick(t_ns, self._sessions):
+                self._sink.decision(decision)
         if self._observer:
             self._observer(self._sessions, sample)
 

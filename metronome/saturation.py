@@ -65,6 +65,22 @@ def memory_ceiling(tokens: FrameTokens, num_frames: int, num_blocks: int, block_
     return num_blocks // max(peak_blocks(k, tokens, block_size, bound) for k in frames)
 
 
+def idle_ceiling(tokens: FrameTokens, num_frames: int, num_blocks: int, block_size: int, bound: Bound | None) -> int:
+    """Sessions that the pool holds when they join one by one, speak `num_frames` frames each and then fall silent.
+
+    The last to join needs its peak, all others only what their last turn left them.
+    """
+    peak = max(peak_blocks(k, tokens, block_size, bound) for k in range(num_frames))
+    idle = idle_blocks(num_frames, tokens, block_size, bound)
+    return 0 if peak > num_blocks else (num_blocks - peak) // idle + 1
+
+
+def idle_blocks(num_frames: int, tokens: FrameTokens, block_size: int, bound: Bound | None) -> int:
+    """Blocks that a session keeps after `num_frames` frames: what lies behind its window goes with its next step."""
+    cached = num_frames * tokens.growth
+    return blocks_for(cached, block_size) if bound is None else bound.num_blocks(cached - 1, cached)
+
+
 def _frames_to_plateau(tokens: FrameTokens, bound: Bound) -> int:
     """Frames after which a bounded session repeats itself: the window is full, and every offset in a block was met."""
     return blocks_for(bound.window, tokens.growth) + bound.num_sink_blocks * bound.block_size + bound.block_size + 1

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from metronome.frames import FrameRecord, FrameStatus, SessionSpec, TurnOutput
 
@@ -34,6 +34,15 @@ class PeriodicSession:
         self._next_idx = 0
         self._open: deque[_Frame] = deque()  # sent, not yet answered; the engine answers in order
         self._finished: list[FrameRecord] = []
+
+    def start_at(self, t_ns: int) -> None:
+        """Begin at another time than planned, before anything was said: the first frame is released at t_ns."""
+        assert self._next_idx == 0
+        self.spec = replace(self.spec, start_ns=t_ns - self.spec.phase_ns)
+
+    def open_ages_ns(self, t_ns: int) -> list[int]:
+        """How long ago each frame that waits for its answer was released."""
+        return [t_ns - self.spec.release_ns(frame.idx) for frame in self._open]
 
     def sent(self, frame_idx: int, t_ns: int) -> None:
         """Frame `frame_idx` was handed to the engine."""

@@ -17,7 +17,6 @@ COLLAPSE_PERIODS = 3  # silence of all sessions for this long, while input goes 
 MIN_LEVELS = 5  # fewer make no line
 _KEEPS_UP = 0.9  # of the frames that arrive: an engine that answers fewer falls behind for good
 MAX_HARNESS_LATE = 0.001  # above this share of frames sent late, a run says nothing about the engine
-_NEVER_STARTED = (FrameStatus.REFUSED, FrameStatus.DROPPED)  # frames the engine never saw
 
 Nanoseconds = NDArray[np.float64]  # inf: never
 
@@ -74,6 +73,9 @@ def token_times_ns(frames: pd.DataFrame) -> Nanoseconds:
 
 def find_collapse_ns(frames: pd.DataFrame, period_ns: int) -> float | None:
     """Time of the last token before the first silence of COLLAPSE_PERIODS periods that input did not share, or None."""
+    frames = _admitted(frames)
+    if not len(frames):
+        return None
     first_ns, last_ns = float(frames.release_ns.min()), float(frames.release_ns.max())
     times = np.concatenate([[first_ns], token_times_ns(frames), [np.inf]])
     for before, after in zip(times[:-1], times[1:], strict=True):
@@ -89,6 +91,9 @@ def find_overload_ns(frames: pd.DataFrame, period_ns: int) -> float | None:
     Tokens still come, later and later: the service time is above the period. None where the engine keeps up, or was
     behind for less than COLLAPSE_PERIODS periods at the end.
     """
+    frames = _admitted(frames)
+    if not len(frames):
+        return None
     done, release = done_ns(frames), frames.release_ns.to_numpy(dtype=float)
     on_time = release[done <= frames.deadline_ns.to_numpy(dtype=float)]
     start, end = float(on_time.max()) if len(on_time) else float(release.min()), float(release.max())
@@ -96,6 +101,11 @@ def find_overload_ns(frames: pd.DataFrame, period_ns: int) -> float | None:
         return None
     arrived, answered = (release > start).sum(), ((done > start) & (done <= end)).sum()
     return start if answered < _KEEPS_UP * arrived else None
+
+
+def _admitted(frames: pd.DataFrame) -> pd.DataFrame:
+    """Of sessions that were let in: only they are input."""
+    return frames[frames.status != FrameStatus.REFUSED]
 
 
 def num_sampled(frames: pd.DataFrame, tokens_out: int, turns_vary: bool) -> NDArray[np.int64]:
@@ -182,9 +192,9 @@ def summarise(trace: Trace) -> Summary:
     collapse_ns, cause = find_death(point, frames, pool) or (None, None)
     late = count_harness_late(frames)
     outcome = "survived" if collapse_ns is None else "collapsed"
-    own = frames[~frames.status.isin(_NEVER_STARTED)]
+    own = _admitted(frames)
     return Summary(
-        outcome="invalid" if late > MAX_HARNESS_LATE * len(frames) else outcome,
+        outcome="invalid" if late > MAX_HARNESS_LATE * len(own) else outcome,
         cause=cause,
         t_collapse_s=None if collapse_ns is None else collapse_ns / NS_PER_S,
         frames={str(status): int((frames.status == status).sum()) for status in FrameStatus},

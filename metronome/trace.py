@@ -1,12 +1,13 @@
 """The one Parquet schema: what experiments write and figures read. Tables joined by `point_id`.
 
 points: what was run, one row per point. frames: what became of each frame. pool: the engine's state over time.
-scores: what a model made of texts; empty where an experiment only serves.
+scores: what a model made of texts; empty where an experiment only serves. decisions: what the gate did, and its limit
+over time; empty where all may come in.
 Times are nanoseconds since the point's start. Null is what did not happen.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,17 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from metronome.frames import FrameRecord, PoolSample
+from metronome.frames import Decision, FrameRecord, PoolSample
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 # What may be null, per table.
-_BOUND = {"window", "sinks", "positions", "max_model_len"}
+_BOUND = {"window", "sinks", "positions", "max_model_len", "dtype"}
 _SERVED = {
-    "sessions", "phases", "mean_lifetime_ns", "lifetime_seed", "period_ns", "deadline_ns", "duration_ns",
-    "tokens_in", "tokens_out", "turns_vary",
+    "sessions", "phases", "mean_lifetime_ns", "workload_seed", "period_ns", "deadline_ns", "duration_ns",
+    "tokens_in", "tokens_out", "turns_vary", "repeat", "warm_up_ns", "target_fraction", "policy", "control_ns",
+    "offered",
 }  # fmt: skip
 _FORECAST = {"tte_ns", "tte_low_ns", "tte_high_ns"}
 _HAPPENED = {"sent_ns", "first_token_ns", "done_ns", "kv_tokens"}
@@ -38,10 +40,12 @@ def _schema(maybe: set[str], /, **columns: pa.DataType) -> pa.Schema:
 SCHEMAS: Mapping[str, pa.Schema] = {
     "points": _schema(
         _BOUND | _SERVED,
-        run_id=_S, point_id=_S, experiment=_S, engine=_S, model=_S, weights=_S, hardware=_S,
+        run_id=_S, point_id=_S, experiment=_S, engine=_S, model=_S, weights=_S, dtype=_S,
+        hardware=_S,
         kv=_S, window=_I, sinks=_I, positions=_S, num_blocks=_I, block_size=_I,
-        max_model_len=_I, sessions=_I, phases=_S, mean_lifetime_ns=_I, lifetime_seed=pa.list_(_I), turns_vary=_B,
-        period_ns=_I, deadline_ns=_I, duration_ns=_I, tokens_in=_I, tokens_out=_I,
+        max_model_len=_I, sessions=_I, phases=_S, mean_lifetime_ns=_I, workload_seed=pa.list_(_I), turns_vary=_B,
+        period_ns=_I, deadline_ns=_I, duration_ns=_I, tokens_in=_I, tokens_out=_I, repeat=_I, warm_up_ns=_I,
+        target_fraction=_F, policy=_S, control_ns=_I, offered=pa.list_(_F),
     ),
     "frames": _schema(
         _HAPPENED,
@@ -57,6 +61,10 @@ SCHEMAS: Mapping[str, pa.Schema] = {
     "scores": _schema(
         set(),
         run_id=_S, point_id=_S, task=_S, text=_S, metric=_S, start=_I, num_tokens=_I, value=_F,
+    ),
+    "decisions": _schema(
+        {"session_id", "retry_after_ns"},
+        run_id=_S, point_id=_S, t_ns=_I, session_id=_I, action=_S, limit=_F, num_active=_I, retry_after_ns=_I,
     ),
 }  # fmt: skip
 
@@ -78,17 +86,24 @@ class PointFacts:
     num_blocks: int
     block_size: int
     max_model_len: int | None  # None: the engine has no border
+    dtype: str | None = None  # None: the engine computes nothing
     # None where no sessions are served
     sessions: int | None = None
     phases: str | None = None
     mean_lifetime_ns: int | None = None  # of a session; None: all last to the end
-    lifetime_seed: tuple[int, ...] | None = None
+    workload_seed: tuple[int, ...] | None = None  # drew lifetimes, phases and arrivals
     turns_vary: bool | None = None  # the model ends turns before tokens_out
     period_ns: int | None = None
     deadline_ns: int | None = None
     duration_ns: int | None = None
     tokens_in: int | None = None
     tokens_out: int | None = None
+    repeat: int | None = None
+    warm_up_ns: int | None = None  # windows are not full before it
+    target_fraction: float | None = None  # of the deadline, which p95 should keep
+    policy: str | None = None  # who may come in
+    control_ns: int | None = None  # one control window
+    offered: tuple[float, ...] | None = None  # sessions, were all let in, in equal steps of the duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +195,9 @@ class PointSink:
     def pool(self, sample: PoolSample) -> None:
         self._add("pool", asdict(sample))
 
+    def decision(self, decision: Decision) -> None:
+        self._add("decisions", asdict(decision))
+
     def score(self, score: Score) -> None:
         self._add("scores", asdict(score))
 
@@ -209,15 +227,22 @@ class Trace:
     frames: pd.DataFrame
     pool: pd.DataFrame
     scores: pd.DataFrame
+    decisions: pd.DataFrame
 
     def of(self, point_id: str) -> "Trace":
         """The rows of one point, frames by release and samples by time."""
         return Trace(
             *(
                 table[table.point_id == point_id].reset_index(drop=True)
-                for table in (self.points, self.frames, self.pool, self.scores)
+                for table in (self.points, self.frames, self.pool, self.scores, self.decisions)
             )
         )
+
+
+def join(traces: Sequence[Trace]) -> Trace:
+    """The points of all of them."""
+    tables = {name: pd.concat([getattr(t, name) for t in traces], ignore_index=True) for name in SCHEMAS}
+    return _sorted_trace(tables)
 
 
 def read(data: Path, experiment: str) -> Trace:
@@ -248,6 +273,7 @@ def _sorted_trace(tables: Mapping[str, pd.DataFrame]) -> Trace:
         frames=tables["frames"].sort_values(["release_ns", "session_id"], ignore_index=True),
         pool=tables["pool"].sort_values("t_ns", ignore_index=True, kind="stable"),
         scores=tables["scores"],
+        decisions=tables["decisions"].sort_values("t_ns", ignore_index=True, kind="stable"),
     )
 
 

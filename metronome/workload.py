@@ -1,12 +1,13 @@
 """Who speaks when: phases and lengths of sessions, one seed per source of randomness."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from metronome.frames import NS_PER_MS, NS_PER_S, SessionSpec
 
-PHASES = ("spread", "aligned")
+PHASES = ("spread", "random", "aligned")
 HANG_UP_PERIODS = 2  # past the last deadline: a frame this late is still counted as late, not lost
 
 
@@ -14,9 +15,9 @@ HANG_UP_PERIODS = 2  # past the last deadline: a frame this late is still counte
 class Workload:
     """A population of periodic sessions: N callers, each with a line that is never idle.
 
-    phases: "spread" puts the releases of N lines evenly over the period, "aligned" puts all at its start (the worst
-    case). mean_lifetime_s: sessions last an exponentially distributed time of this mean, and the next one takes over
-    the line with its next frame; None: all last to the end.
+    phases: "spread" puts the releases of N lines evenly over the period, "random" anywhere in it, as callers do,
+    "aligned" all at its start (the worst case). mean_lifetime_s: sessions last an exponentially distributed time of
+    this mean, and the next one takes over the line with its next frame; None: all last to the end.
     """
 
     period_ms: int
@@ -47,21 +48,54 @@ class Workload:
         return int(self.duration_s * 1000 / self.period_ms + 1e-9)
 
     @property
+    def period_ns(self) -> int:
+        return self.period_ms * NS_PER_MS
+
+    @property
     def duration_ns(self) -> int:
         return int(self.duration_s * NS_PER_S)
 
     def make_sessions(self, num_sessions: int, seed: int | tuple[int, ...] = 0) -> list[SessionSpec]:
-        """The sessions of one point, line by line, each line's in their order; `seed` draws their lifetimes."""
+        """The sessions of one point, line by line, each line's in their order; `seed` draws lifetimes and phases."""
         if num_sessions < 1:
             raise ValueError(f"workload.sessions has {num_sessions}: each entry must be 1 or more sessions")
         rng = np.random.default_rng(seed)
         specs: list[SessionSpec] = []
         for line in range(num_sessions):
+            phase_ns = self._phase_ns(line, num_sessions, rng)
             first = 0
             while first < self.num_frames:
                 num_frames = min(self._draw_frames(rng), self.num_frames - first)
-                specs.append(self._session(len(specs), line, num_sessions, first, num_frames))
+                specs.append(self._session(len(specs), line, first * self.period_ns, phase_ns, num_frames))
                 first += num_frames
+        return specs
+
+    def _phase_ns(self, line: int, num_lines: int, rng: np.random.Generator) -> int:
+        if self.phases == "random":
+            return int(rng.integers(self.period_ns))
+        return self.period_ns * line // num_lines if self.phases == "spread" else 0
+
+    def make_arrivals(self, offered: Sequence[float], seed: int | tuple[int, ...] = 0) -> list[SessionSpec]:
+        """Callers who come by chance (Poisson) and stay for an exponential time, in order of arrival.
+
+        offered: sessions that would be in, were all let in and for long enough (in erlangs); one entry per equal part
+        of the duration. Each caller speaks at once, so that its phase is as random as its arrival.
+        """
+        if self.mean_lifetime_s is None:
+            raise ValueError("workload.mean_lifetime_s=null: callers who come and go need a mean time, e.g. 60")
+        if not offered or min(offered) <= 0:
+            raise ValueError(f"workload.offered={list(offered)}: name one load or more, each above 0 sessions")
+        rng = np.random.default_rng(seed)
+        step_s = self.duration_s / len(offered)
+        specs: list[SessionSpec] = []
+        for step, sessions in enumerate(offered):
+            num_callers = rng.poisson(sessions / self.mean_lifetime_s * step_s)
+            for at_s in np.sort(rng.uniform(step * step_s, (step + 1) * step_s, num_callers)):
+                frame, phase_ns = divmod(int(at_s * NS_PER_S), self.period_ns)
+                most, num_frames = self.num_frames - frame, self._draw_frames(rng)
+                if most > 0:  # none speaks past the end
+                    start_ns, i = frame * self.period_ns, len(specs)
+                    specs.append(self._session(i, i, start_ns, phase_ns, min(num_frames, most)))
         return specs
 
     def _draw_frames(self, rng: np.random.Generator) -> int:
@@ -69,13 +103,12 @@ class Workload:
             return self.num_frames
         return int(rng.geometric(self.period_ms / (self.mean_lifetime_s * 1000)))
 
-    def _session(self, session_id: int, line: int, num_lines: int, first_frame: int, num_frames: int) -> SessionSpec:
-        period_ns = self.period_ms * NS_PER_MS
+    def _session(self, session_id: int, line: int, start_ns: int, phase_ns: int, num_frames: int) -> SessionSpec:
         return SessionSpec(
             session_id=session_id,
-            start_ns=first_frame * period_ns,
-            phase_ns=period_ns * line // num_lines if self.phases == "spread" else 0,
-            period_ns=period_ns,
+            start_ns=start_ns,
+            phase_ns=phase_ns,
+            period_ns=self.period_ns,
             deadline_ns=self.deadline_ms * NS_PER_MS,
             num_frames=num_frames,
             line=line,

@@ -99,11 +99,19 @@ def test_it_never_probes_downwards():
 def test_a_frame_that_still_waits_counts_with_its_age():
     """A stalled engine answers nothing: waiting for completions would see no latency at all."""
     limit = AimdLimit(start=20)
-    limit.update(window(20, [2.5] * 20))  # ages alone
+    stalled = ControlWindow(t_ns=0, num_active=20, pressure=[], waiting=[2.5] * 20)
+    limit.update(stalled)
     assert now(limit) == 18
     quiet = AimdLimit(start=20)
     quiet.update(window(20, []))
     assert now(quiet) == 20
+
+
+def test_frames_that_have_only_just_come_hide_nothing():
+    """Their ages are small because they are young; their latency is not known yet."""
+    limit = AimdLimit(start=20, target=0.8)
+    limit.update(ControlWindow(t_ns=0, num_active=20, pressure=[0.9] * 10, waiting=[0.01] * 1000))
+    assert now(limit) == 18
 
 
 def test_a_few_slow_frames_below_the_quantile_change_nothing():

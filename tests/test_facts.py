@@ -15,7 +15,7 @@ def row(tmp_path, **changes):
 def test_a_workload_comes_back_as_it_was(tmp_path, mean_lifetime_s):
     load = Workload(period_ms=1000, deadline_ms=1000, duration_s=20, mean_lifetime_s=mean_lifetime_s)
     lifetime_ns = None if mean_lifetime_s is None else int(mean_lifetime_s * 1e9)
-    point = row(tmp_path, mean_lifetime_ns=lifetime_ns, lifetime_seed=(0, 1, 2))
+    point = row(tmp_path, mean_lifetime_ns=lifetime_ns, workload_seed=(0, 1, 2))
     assert read_back.workload_of(point) == load
     assert load.make_sessions(2, read_back.seed_of(point)) == load.make_sessions(2, (0, 1, 2))
 

@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metronome.admission import AimdLimit, ControlWindow, FixedLimit, Unlimited
-from metronome.frames import NS_PER_S
-from metronome.gate import Action, Gate
+from metronome.frames import NS_PER_S, Action
+from metronome.gate import Gate
 
 
 def gate(limit=None, **options):
@@ -16,7 +16,8 @@ def window(t_s, num_active=2, pressure=()):
 
 
 def actions(decisions):
-    return [(d.session_id, str(d.action)) for d in decisions]
+    """What was decided of sessions, less the notes that one left and that the limit was looked at."""
+    return [(d.session_id, str(d.action)) for d in decisions if d.action not in (Action.LEAVE, Action.UPDATE)]
 
 
 def test_who_does_not_fit_is_refused_at_once_with_a_hint():
@@ -60,8 +61,8 @@ def test_one_who_hangs_up_while_waiting_is_forgotten():
     one = gate(max_wait_ns=60 * NS_PER_S)
     for i in range(3):
         one.arrive(i, 0)
-    assert one.leave(2, 1) == []
-    assert one.leave(0, 2) == [] and one.num_active == 1
+    assert actions(one.leave(2, 1)) == []
+    assert actions(one.leave(0, 2)) == [] and one.num_active == 1
 
 
 def test_shedding_ends_the_newest_and_never_the_last():
@@ -75,7 +76,7 @@ def test_shedding_ends_the_newest_and_never_the_last():
     calm = gate(AimdLimit(start=10, decrease=0.5))
     for i in range(10):
         calm.arrive(i, i)
-    assert calm.close_window(window(5, 10, [2.0] * 10)) == [] and calm.num_active == 10
+    assert actions(calm.close_window(window(5, 10, [2.0] * 10))) == [] and calm.num_active == 10
 
 
 @given(st.lists(st.tuples(st.sampled_from(["arrive", "leave", "close"]), st.integers(0, 30)), max_size=80))
@@ -91,10 +92,19 @@ def test_no_more_are_in_than_the_limit_says_and_everybody_gets_one_answer(steps)
         else:
             decisions = one.close_window(ControlWindow(t_ns=t_ns, num_active=one.num_active, pressure=()))
         for decision in decisions:
-            if decision.action != Action.WAIT:
+            if decision.action in (Action.ADMIT, Action.REFUSE):
                 assert decision.session_id not in answers
                 answers[decision.session_id] = decision.action
         assert one.num_active <= 3
+
+
+def test_the_trace_of_decisions_holds_who_left_and_every_look_at_the_limit():
+    one = gate()
+    one.arrive(0, 0)
+    (left,) = one.leave(0, 7)
+    assert (left.action, left.session_id, left.num_active) == (Action.LEAVE, 0, 0)
+    (update,) = one.close_window(window(5, 0))
+    assert (update.action, update.session_id, update.limit) == (Action.UPDATE, None, 2)
 
 
 def test_impossible_gates_are_refused():

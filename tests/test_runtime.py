@@ -17,13 +17,16 @@ PERIOD_MS = 40
 
 class Memory:
     def __init__(self):
-        self.frames, self.samples = [], []
+        self.frames, self.samples, self.decisions = [], [], []
 
     def frame(self, record):
         self.frames.append(record)
 
     def pool(self, sample):
         self.samples.append(sample)
+
+    def decision(self, decision):
+        self.decisions.append(decision)
 
 
 class Scripted(NullBackend):

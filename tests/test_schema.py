@@ -52,7 +52,7 @@ def test_every_choice_of_a_group_loads(group):
         ("workload.sessions=[300]", "engine.max_num_seqs to 300 or more"),
         ("workload.period_ms=30", "workload.period_ms=30: .* set a multiple of 40 ms"),
         ("workload.duration_s=0.1", "workload.duration_s=0.1: shorter than one period"),
-        ("workload.phases=random", "workload.phases='random': must be one of"),
+        ("workload.phases=drifting", "workload.phases='drifting': must be one of"),
         ("speech.dir=missing/", "speech.dir=missing: is no directory; .*speech.dir=data/speech"),
         ("kv.window=16", "kv.window=16: smaller than one block of 32 tokens"),
         ("kv.window=null", "kv.window=null: mode 'window' needs a size"),

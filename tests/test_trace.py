@@ -119,7 +119,7 @@ def test_another_schema_is_refused(tmp_path, change):
     else:
         table = table.drop_columns(["preemptions"])
     pq.write_table(table, part)
-    with pytest.raises(ValueError, match="not a pool table of schema 2"):
+    with pytest.raises(ValueError, match="not a pool table of schema 3"):
         trace.read(tmp_path, "cliff_sweep")
 
 

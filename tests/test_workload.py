@@ -1,8 +1,9 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metronome.frames import NS_PER_MS
+from metronome.frames import NS_PER_MS, NS_PER_S
 from metronome.workload import Workload
 
 
@@ -37,7 +38,7 @@ def test_aligned_phases_release_everybody_at_once():
         ({"period_ms": 0}, "workload.period_ms=0: must be 1 ms or more"),
         ({"deadline_ms": -5}, "workload.deadline_ms=-5"),
         ({"duration_s": 0.5}, "workload.duration_s=0.5: shorter than one period of 1000 ms"),
-        ({"phases": "random"}, "workload.phases='random': must be one of spread, aligned"),
+        ({"phases": "drifting"}, "workload.phases='drifting': must be one of spread, random, aligned"),
     ],
 )
 def test_impossible_workloads_are_refused_by_name(changes, message):
@@ -80,3 +81,30 @@ def test_a_duration_of_whole_periods_holds_them_all():
         for num_frames in (1, 7, 29, 150):
             load = workload(period_ms=period_ms, duration_s=num_frames * period_ms / 1000)
             assert load.num_frames == num_frames
+
+
+def test_random_phases_fill_the_period_and_belong_to_their_seed():
+    load = workload(phases="random")
+    first, again, other = (load.make_sessions(200, seed) for seed in (1, 1, 2))
+    assert first == again != other
+    phases = np.array([s.phase_ns for s in first]) / load.period_ns
+    assert 0 <= phases.min() < 0.05 and 0.95 < phases.max() < 1 and 0.4 < phases.mean() < 0.6
+
+
+def test_callers_come_as_often_as_the_load_says_and_stay_their_time():
+    load = workload(duration_s=4000, mean_lifetime_s=20)
+    specs = load.make_arrivals([10, 30], seed=3)
+    assert specs == load.make_arrivals([10, 30], seed=3) != load.make_arrivals([10, 30], seed=4)
+    first = [s for s in specs if s.release_ns(0) < 2000 * NS_PER_S]
+    assert len(first) == pytest.approx(10 / 20 * 2000, rel=0.1)
+    assert len(specs) - len(first) == pytest.approx(30 / 20 * 2000, rel=0.1)
+    assert np.mean([s.num_frames for s in first]) == pytest.approx(20, rel=0.1)
+    assert [s.release_ns(0) for s in specs] == sorted(s.release_ns(0) for s in specs)
+    assert all(s.release_ns(s.num_frames - 1) < load.duration_ns for s in specs)
+
+
+def test_arrivals_need_a_lifetime_and_a_load():
+    with pytest.raises(ValueError, match="workload.mean_lifetime_s=null: callers who come and go"):
+        workload().make_arrivals([3])
+    with pytest.raises(ValueError, match=r"workload.offered=\[0\]: name one load or more"):
+        workload(mean_lifetime_s=20).make_arrivals([0])

@@ -16,7 +16,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from metronome.backends.base import EngineInfo
 from metronome.models import ModelProfile
 
-_NICE = 5
+_NICE = 10
 _SHUTDOWN_S = 3.5  # its workers need 3 s; vLLM would wait on for 5 and then kill what is left all the same
 
 
