@@ -122,10 +122,9 @@ class Experiment(sweep.Experiment):
         sink = writer.point(facts(run, name, info, point.bound, **served))
         self._progress.note(f"{name}: filling the pool with idle sessions")
         expected = idle_ceiling(tokens, num_frames, info.num_blocks, info.block_size, point.bound)
-        most = min(len(turns) * run.workload.num_frames // num_frames, run.engine.max_num_seqs)
-        speech = [frames[i : i + num_frames] for frames in turns for i in range(0, len(frames), num_frames)]
         calls = _Calls(self._backend, sink, name, run.workload.deadline_ms * NS_PER_MS, point)
-        await calls.fill([s for s in speech if len(s) == num_frames][:most], expected)
+        speech = [turns[i % len(turns)][:num_frames] for i in range(run.engine.max_num_seqs)]
+        await calls.fill(speech, expected)
         await calls.hang_up()
         self._traces.append(sink.trace())
 

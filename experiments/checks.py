@@ -8,7 +8,7 @@ from metronome.texts import find_texts
 from metronome.window import Bound, blocks_for
 
 if TYPE_CHECKING:
-    from experiments.schema import Ablation, Capacity, LongCall, Run, Saturation
+    from experiments.schema import Ablation, Admission, Capacity, LongCall, Run, Saturation
 
 
 class ConfigError(ValueError):
@@ -53,6 +53,8 @@ def check(run: "Run") -> None:
         _check_saturation(run, run.saturation)
     if run.capacity:
         _check_capacity(run, run.capacity)
+    if run.admission:
+        _check_admission(run, run.admission)
     _check_files(run)
 
 
@@ -94,6 +96,30 @@ def _check_capacity(run: "Run", capacity: "Capacity") -> None:
         raise ConfigError(
             f"capacity.warm_up_s={capacity.warm_up_s}: leaves less than 5 periods of "
             f"workload.duration_s={run.workload.duration_s} to judge by; lengthen the latter"
+        )
+
+    if capacity.ceiling_frames > run.workload.num_frames:
+        raise ConfigError(
+            f"capacity.ceiling_frames={capacity.ceiling_frames}: workload.duration_s={run.workload.duration_s} holds "
+            f"{run.workload.num_frames} frames; lower the former"
+        )
+
+
+def _check_admission(run: "Run", admission: "Admission") -> None:
+    from experiments.admission import make_cases, make_limit
+
+    run.workload.make_arrivals(admission.offered)
+    if not admission.cases:
+        raise ConfigError("admission.cases=[]: name at least one, e.g. {kv: window, policy: aimd}")
+    for case in admission.cases:
+        if case.kv not in run.kv.modes:
+            raise ConfigError(f"admission.cases has kv={case.kv}: not in kv.modes={run.kv.modes}; add it there")
+    for made in make_cases(run):
+        make_limit(run, made)
+    if run.workload.duration_s * 1000 < 3 * admission.control_ms:
+        raise ConfigError(
+            f"admission.control_ms={admission.control_ms}: workload.duration_s={run.workload.duration_s} holds less "
+            "than three control windows; lengthen it"
         )
 
 

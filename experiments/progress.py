@@ -98,8 +98,10 @@ def number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def spread(values: Sequence[float] | None, digits: int) -> str:
-    """A value with its interval."""
+def spread(values: Sequence[float | None] | None, digits: int) -> str:
+    """A value with its interval, where it has one."""
     if values is None:
         return "-"
+    if values[1] is None:
+        return number(values[0], digits)
     return f"{values[0]:.{digits}f} [{values[1]:.{digits}f}, {values[2]:.{digits}f}]"

@@ -70,6 +70,8 @@ def _module(run: schema.Run) -> ModuleType:
         "metastability": run.repeat,
         "saturation": run.saturation,
         "capacity": run.capacity,
+        "overload": run.admission and run.admission.steps,
+        "admission": run.admission,
     }
     name = next((name for name, section in sections.items() if section), "sweep")
     return importlib.import_module(f"experiments.{name}")

@@ -136,6 +136,47 @@ class Capacity:
 
 
 @dataclass(frozen=True, kw_only=True, config=_strict)
+class Aimd:
+    """See metronome.admission.AimdLimit."""
+
+    start: float
+    floor: float
+    ceiling: float
+    increase: float
+    decrease: float
+    in_use: float
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
+class Case:
+    """One policy on the engine of one KV mode."""
+
+    kv: Literal["unbounded", "window"]
+    policy: Literal["none", "fixed", "aimd", "growth"]
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
+class Admission:
+    """Callers come by chance and stay for workload.mean_lifetime_s in the mean.
+
+    offered: sessions that would be in, were all let in; one entry per equal part of the duration. n_star: sessions, as
+    `+exp=capacity` measured them; policy "fixed" admits so many. Policies look at windows of `control_ms`, AIMD for a
+    p95 of `target_fraction` of the deadline.
+    """
+
+    offered: list[float]
+    n_star: Annotated[float, Field(ge=1)]
+    control_ms: Positive
+    max_wait_ms: Annotated[int, Field(ge=0)]
+    shed: bool
+    target_fraction: Annotated[float, Field(gt=0, le=1)]
+    aimd: Aimd
+    growth_margin: Annotated[float, Field(ge=0)]
+    cases: list[Case]
+    steps: bool = False  # judge each part of the duration by itself
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
 class Run:
     """One run, as it will be executed."""
 
@@ -154,6 +195,7 @@ class Run:
     repeat: Repeat | None = None
     saturation: Saturation | None = None
     capacity: Capacity | None = None
+    admission: Admission | None = None
 
     @property
     def frame_tokens(self) -> FrameTokens:

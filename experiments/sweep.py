@@ -104,7 +104,9 @@ class Experiment:
 
     async def execute(self, writer: TraceWriter) -> list[dict[str, Any]]:
         """Results of all points, also written to the manifest as they come."""
-        points = make_points(self._run)
+        return await self._take_all(make_points(self._run), writer)
+
+    async def _take_all(self, points: Sequence[Point], writer: TraceWriter) -> list[dict[str, Any]]:
         turns = self._hear(max(p.sessions for p in points))
         try:
             return [await self._take(point, turns, writer, i, len(points)) for i, point in enumerate(points)]

@@ -26,7 +26,7 @@ _BOUND = {"window", "sinks", "positions", "max_model_len", "dtype"}
 _SERVED = {
     "sessions", "phases", "mean_lifetime_ns", "workload_seed", "period_ns", "deadline_ns", "duration_ns",
     "tokens_in", "tokens_out", "turns_vary", "repeat", "warm_up_ns", "target_fraction", "policy", "control_ns",
-    "offered",
+    "offered", "n_star",
 }  # fmt: skip
 _FORECAST = {"tte_ns", "tte_low_ns", "tte_high_ns"}
 _HAPPENED = {"sent_ns", "first_token_ns", "done_ns", "kv_tokens"}
@@ -46,6 +46,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         max_model_len=_I, sessions=_I, phases=_S, mean_lifetime_ns=_I, workload_seed=pa.list_(_I), turns_vary=_B,
         period_ns=_I, deadline_ns=_I, duration_ns=_I, tokens_in=_I, tokens_out=_I, repeat=_I, warm_up_ns=_I,
         target_fraction=_F, policy=_S, control_ns=_I, offered=pa.list_(_F),
+        n_star=_F,
     ),
     "frames": _schema(
         _HAPPENED,
@@ -104,6 +105,7 @@ class PointFacts:
     policy: str | None = None  # who may come in
     control_ns: int | None = None  # one control window
     offered: tuple[float, ...] | None = None  # sessions, were all let in, in equal steps of the duration
+    n_star: float | None = None  # as measured before: what a limit is held against
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
