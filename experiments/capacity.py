@@ -1,4 +1,4 @@
-"""How many sessions: the slope of latency over N, N* by bisection with repeats, and what memory alone would allow."""
+"""How many sessions: what memory alone allows, the slope of latency over N, and N* by bisection with repeats."""
 
 import asyncio
 import dataclasses
@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import Sequence
 from typing import Any
+
+import pandas as pd
 
 from experiments import sweep
 from experiments.closed_loop import ClosedCall
@@ -35,11 +37,12 @@ CAPTION = (
     "interval; utilisation: mean service time / period; ceiling: idle sessions that the pool held"
 )
 _SILENCE_S = 8.0  # an idle engine that does not answer a frame for this long has no room for it
+_DRAINED_S = 20.0
 _WAVE = 16  # sessions that speak at once while the pool is far from full
 
 
 class Experiment(sweep.Experiment):
-    """A ladder of N, then the search for N* within it, once per repeat, and the pool filled with idle sessions."""
+    """The pool filled with idle sessions, a ladder of N, then the search for N* within it, once per repeat."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -54,13 +57,13 @@ class Experiment(sweep.Experiment):
         turns = self._hear(max(p.sessions for p in ladder))
         first = ladder[0]
         try:
+            for repeat in range(self._capacity.ceilings):
+                await self._fill(dataclasses.replace(first, repeat=repeat), turns, writer)
             for point in ladder:
                 await self._try(point, turns, writer)
             low, high = 0, max(p.sessions for p in ladder)
             for repeat in range(self._capacity.repeats):
                 low, high = await self._search(first, repeat, low, high, turns, writer)
-            for repeat in range(self._capacity.ceilings):
-                await self._fill(dataclasses.replace(first, repeat=repeat), turns, writer)
         finally:
             await self._stop_engine()
         result = conclude(self._traces)
@@ -74,7 +77,7 @@ class Experiment(sweep.Experiment):
         bracket = Bracket(low, high)
         for trace in self._traces:
             one = trace.points.iloc[0]
-            if one.repeat == repeat:
+            if one["repeat"] == repeat and pd.notna(one.sessions):
                 bracket.tell(int(one.sessions), keeps(one, trace.frames))
         while (sessions := bracket.next()) is not None:
             if sessions > self._run.engine.max_num_seqs:
@@ -126,6 +129,8 @@ class Experiment(sweep.Experiment):
         speech = [turns[i % len(turns)][:num_frames] for i in range(run.engine.max_num_seqs)]
         await calls.fill(speech, expected)
         await calls.hang_up()
+        if not await self._backend.drained(_DRAINED_S):
+            await self._stop_engine()
         self._traces.append(sink.trace())
 
 

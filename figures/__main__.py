@@ -12,11 +12,35 @@ from types import ModuleType
 import numpy as np
 import pandas as pd
 
-from figures import cliff, long_call, metastability, saturation, silence, sinks, style
+from figures import (
+    admission,
+    cliff,
+    long_call,
+    metastability,
+    overload,
+    saturation,
+    silence,
+    sinks,
+    slope,
+    slope_tiny,
+    style,
+)
 from metronome import trace
 
 FIGURES: dict[str, ModuleType] = {
-    module.NAME: module for module in (cliff, silence, sinks, long_call, saturation, metastability)
+    module.NAME: module
+    for module in (
+        cliff,
+        silence,
+        sinks,
+        long_call,
+        saturation,
+        metastability,
+        slope,
+        slope_tiny,
+        admission,
+        overload,
+    )
 }
 EXPECTED = Path(__file__).parent / "expected"
 

@@ -1,5 +1,4 @@
-"""Claims C6 and C7: bounded, latency rises with every session; it meets its share of the deadline long before the memory
-is full."""
+"""Claims C6 and C7: bounded, latency rises with every session and binds long before the memory is full."""
 
 import numpy as np
 import pandas as pd

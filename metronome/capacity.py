@@ -98,9 +98,8 @@ class Bracket:
         """The next number to try; None when the answer is known."""
         low, high = self.low, self.high
         if high - low > max(1, round(_STEP * high)):
-            if (
-                high > self._presumed_high and not self._failed
-            ):  # past what was presumed: in strides, until the truth lies between
+            # Past what was presumed, in strides until the truth lies between.
+            if high > self._presumed_high and not self._failed:
                 return high
             if low < self._presumed_low and low not in self._served:
                 return low

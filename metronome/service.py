@@ -69,8 +69,8 @@ def _limits(decisions: pd.DataFrame, ends: NDArray[np.float64]) -> NDArray[np.fl
     """The limit as it was last looked at by the end of each window, and a little after: windows close at a sample."""
     updates = decisions[decisions.action == Action.UPDATE]
     times, limits = updates.t_ns.to_numpy(dtype=float), updates.limit.to_numpy(dtype=float)
-    last = np.searchsorted(times, ends + (ends[0] / 2), side="right") - 1
-    return np.where(last >= 0, limits[np.maximum(last, 0)], np.nan)
+    limits = np.concatenate([[np.nan], limits])
+    return limits[np.searchsorted(times, ends + ends[0] / 2, side="right")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
