@@ -96,6 +96,10 @@ class Experiment(sweep.Experiment):
             "n_star": self._admission.n_star,
         }
 
+    def predict(self, point: sweep.Point, specs: Sequence[SessionSpec], info: EngineInfo) -> int | None:
+        """Nobody can say: who comes in is decided on the way."""
+        return None
+
     def judge(self, point: sweep.Point, specs: Sequence[SessionSpec], info: EngineInfo, trace: Trace) -> dict[str, Any]:
         assert isinstance(point, Case)
         refused = trace.frames[trace.frames.status == "refused"].session_id.nunique()

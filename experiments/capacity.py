@@ -52,7 +52,6 @@ class Experiment(sweep.Experiment):
         self._num_taken = 0
 
     async def execute(self, writer: TraceWriter) -> list[dict[str, Any]]:
-        (mode,) = self._run.kv.modes
         ladder = [dataclasses.replace(p, repeat=0) for p in sweep.make_points(self._run)]
         turns = self._hear(max(p.sessions for p in ladder))
         first = ladder[0]

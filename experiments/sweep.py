@@ -220,9 +220,7 @@ class Experiment:
 
     def judge(self, point: Point, specs: Sequence[SessionSpec], info: EngineInfo, trace: Trace) -> dict[str, Any]:
         """The point's result, from its trace alone."""
-        run, predicted_ns = self._run, None
-        if not run.model.turns_vary:  # else only odds can be given
-            predicted_ns = predict_t_sat_ns(specs, run.frame_tokens, info.num_blocks, info.block_size, point.bound)
+        run, predicted_ns = self._run, self.predict(point, specs, info)
         return {
             "point_id": point.point_id,
             "model": run.model.name,
@@ -232,6 +230,12 @@ class Experiment:
             "predicted_t_sat_s": None if predicted_ns is None else predicted_ns / NS_PER_S,
             **dataclasses.asdict(summarise(trace)),
         }
+
+    def predict(self, point: Point, specs: Sequence[SessionSpec], info: EngineInfo) -> int | None:
+        """When the pool is full; None: never, or nobody can say."""
+        if self._run.model.turns_vary:  # only odds can be given
+            return None
+        return predict_t_sat_ns(specs, self._run.frame_tokens, info.num_blocks, info.block_size, point.bound)
 
 
 @contextlib.contextmanager

@@ -94,6 +94,7 @@ def describe(info: EngineInfo, bound: Bound, frame_tokens: int) -> list[str]:
     return [
         "versions: " + ", ".join(f"{name} {version}" for name, version in sorted(info.versions.items())),
         *(f"live: {report.sentence(record)}" for record in info.bound_live_in),
+        f"dtype: {info.dtype}",
         f"window: {bound.window} tokens, kept in whole blocks of {bound.block_size}",
         f"sinks: {bound.sinks} tokens = {bound.num_sink_blocks} blocks, positions {bound.positions}",
         f"a session holds at most {blocks} blocks = {blocks * info.block_bytes / 2**20:.2f} MiB, "

@@ -1,8 +1,7 @@
 """The one Parquet schema: what experiments write and figures read. Tables joined by `point_id`.
 
 points: what was run, one row per point. frames: what became of each frame. pool: the engine's state over time.
-scores: what a model made of texts; empty where an experiment only serves. decisions: what the gate did, and its limit
-over time; empty where all may come in.
+scores: what a model made of texts, where it is asked. decisions: what the gate did, where there is one, and its limit.
 Times are nanoseconds since the point's start. Null is what did not happen.
 """
 
@@ -248,7 +247,7 @@ def join(traces: Sequence[Trace]) -> Trace:
 
 
 def read(data: Path, experiment: str) -> Trace:
-    """A run directory, or a directory of golden files named `<experiment>.<table>.parquet`.
+    """A run directory, or a directory of golden files named `<experiment>.<table>.parquet`, `....0.parquet` in parts.
 
     Raises ValueError, with the command that makes the data, where it is missing or not of this schema and experiment.
     """
@@ -284,8 +283,8 @@ def _how_to_make(experiment: str) -> str:
 
 
 def _read_table(data: Path, experiment: str, name: str) -> pd.DataFrame:
-    golden = data / f"{experiment}.{name}.parquet"
-    parts = [golden] if golden.exists() else sorted((data / name).glob("*.parquet"))
+    golden = sorted([*data.glob(f"{experiment}.{name}.parquet"), *data.glob(f"{experiment}.{name}.[0-9].parquet")])
+    parts = golden or sorted((data / name).glob("*.parquet"))
     if not parts and name == "points":
         raise ValueError(f"{data} has no {name} of {experiment}; {_how_to_make(experiment)}")
     for part in parts:

@@ -3,7 +3,9 @@
     python scripts/make_golden.py runs/cliff_sweep/20261129T183654Z
 
 Frames and points are kept whole; of the pool every K-th sample, with what the engine observed in between added to it.
-With --lean, for runs of many points, times are rounded to 0.1 ms and what the engine observed is left out.
+With --lean, for runs of many points, times are rounded to 0.1 ms and what the engine observed is left out. With --bare,
+for hundreds of sessions, frames keep their release, their end and their status alone, frames of callers who were refused
+and those before a point's warm-up is over are left out. A table above 500 kB is written in parts.
 """
 
 import argparse
@@ -42,12 +44,39 @@ def make_lean(table: pd.DataFrame) -> pd.DataFrame:
     return lean
 
 
+def make_bare(frames: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
+    """What latency and goodput are made of."""
+    warm_up_ns = frames.point_id.map(points.set_index("point_id").warm_up_ns).fillna(0)
+    kept = frames[(frames.status != "refused") & (frames.release_ns >= warm_up_ns)].copy()
+    for name in ("sent_ns", "first_token_ns", "kv_tokens"):
+        kept[name] = pd.array([pd.NA] * len(kept), dtype="Int64")
+    return kept
+
+
+def write(table: pa.Table, out: Path, name: str) -> None:
+    """In as few parts as the limit allows."""
+    for num_parts in range(1, 10):
+        for old in out.glob(f"{name}*.parquet"):
+            old.unlink()
+        size = -(-len(table) // num_parts)
+        parts = [table.slice(i * size, size) for i in range(num_parts)]
+        names = [f"{name}.parquet"] if num_parts == 1 else [f"{name}.{i}.parquet" for i in range(num_parts)]
+        for part, part_name in zip(parts, names, strict=True):
+            trace.write_table(part, out / part_name)
+        sizes = [(out / part_name).stat().st_size for part_name in names]
+        if max(sizes) <= _MAX_BYTES:
+            print(f"{out / name}: {len(table)} rows, {sizes} bytes")
+            return
+    raise SystemExit(f"{out / name} is far above {_MAX_BYTES} bytes: raise --every")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, default=Path("data/golden"))
     parser.add_argument("--every", type=int, default=3)
     parser.add_argument("--lean", action="store_true")
+    parser.add_argument("--bare", action="store_true")
     args = parser.parse_args()
     manifest = json.loads((args.run / "manifest.json").read_text())
     if manifest["status"] != "complete":
@@ -55,19 +84,17 @@ def main() -> None:
     experiment = manifest["experiment"]
     data = trace.read(args.run, experiment)
     args.out.mkdir(parents=True, exist_ok=True)
-    tables = {"points": data.points, "frames": data.frames, "scores": data.scores}
+    tables = {"points": data.points, "frames": data.frames, "scores": data.scores, "decisions": data.decisions}
     tables["pool"] = thin_pool(data.pool, args.every) if len(data.pool) else data.pool
+    if args.bare:
+        tables["frames"] = make_bare(tables["frames"], data.points)
     if args.lean:
-        tables |= {name: make_lean(tables[name]) for name in ("frames", "pool") if len(tables[name])}
+        tables |= {name: make_lean(tables[name]) for name in ("frames", "pool", "decisions") if len(tables[name])}
     for name, table in tables.items():
         if not len(table):
             continue
-        path = args.out / f"{experiment}.{name}.parquet"
-        trace.write_table(pa.Table.from_pandas(table, schema=trace.SCHEMAS[name], preserve_index=False), path)
-        size = path.stat().st_size
-        print(f"{path}: {len(table)} rows, {size} bytes")
-        if size > _MAX_BYTES:
-            raise SystemExit(f"{path} is above {_MAX_BYTES} bytes: raise --every")
+        arrow = pa.Table.from_pandas(table, schema=trace.SCHEMAS[name], preserve_index=False)
+        write(arrow, args.out, f"{experiment}.{name}")
 
 
 if __name__ == "__main__":

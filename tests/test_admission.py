@@ -45,6 +45,18 @@ def test_it_starts_slowly_by_doubling_and_not_by_one():
     assert limits == [2, 4, 8, 16, 32, 64, 128]
 
 
+def test_slow_start_ends_before_the_target_at_what_is_in_use():
+    """A limit doubled far past those who are in would let in all who are on their way, and they stay."""
+    limit = AimdLimit(start=4, target=0.8)
+    for num_active in (4, 8, 16, 32):
+        limit.update(window(num_active, [0.1] * 20))
+    assert now(limit) == 64
+    limit.update(window(58, [0.7] * 20))
+    assert now(limit) == 58
+    limit.update(window(58, [0.7] * 20))
+    assert now(limit) == 59  # one by one from here
+
+
 @pytest.mark.parametrize("capacity", [5, 20, 45, 209])
 def test_it_settles_near_the_capacity_and_stays(capacity):
     limits = drive(AimdLimit(start=1), capacity, num_windows=120)

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.long_call import summarise as summarise_call
 from experiments.sink_ablation import perplexity
-from figures import cliff, metastability, saturation, style
+from figures import admission, cliff, metastability, overload, saturation, slope, style
 from metronome import facts, stats, trace, warning
 
 ROOT = Path(__file__).parent.parent
@@ -115,6 +115,52 @@ def test_the_warnings_are_what_the_traces_say():
     assert min(e.lead_periods for e in dead) >= 20 and not any(e.num_alarms for e in alive)
     said = f"An alarm stood 20 periods or more before each of the {len(dead)}; none of the {len(alive)} others had one."
     assert said in README
+
+
+def capacity_row(experiment):
+    data = trace.read(ROOT / "data" / "golden", experiment)
+    of = slope.points(data).set_index("series")
+    point, n_star, ceiling = data.points.iloc[0], of.loc["n_star"], of.loc["ceiling"]
+    slopes = ", ".join(f"{n:.0f}: {ms:.0f}" for n, ms in zip(of.loc["p95"].x, of.loc["p95"].y, strict=True))
+    found = f"{n_star.x:.0f} [{n_star.low:.0f}, {n_star.high:.0f}]"
+    memory = f"{ceiling.low:.0f}-{ceiling.high:.0f} / {of.loc['predicted_ceiling'].x:.0f}"
+    return f"| {point.model} ({point.dtype}) | {slopes} | {of.loc['spearman'].y:.3f} | {found} | {memory} |"
+
+
+@pytest.mark.parametrize("experiment", ["capacity", "capacity_tiny"])
+def test_how_many_sessions_is_what_the_traces_say(experiment):
+    assert capacity_row(experiment) in README
+
+
+def admission_rows():
+    marks = admission.points(trace.read(ROOT / "data" / "golden", "admission"))
+    for (policy, kv), one in marks.groupby(["policy", "kv"], sort=False):
+        of, death = one[one.series == "mean"].set_index("of").y, one[one.series == "collapse"]
+        ended = f"**{death.of.item()}** at {death.x.item():.0f} s" if len(death) else "serves on"
+        limit = "-" if math.isinf(of["limit"]) else f"{of['limit']:.0f}"
+        windows = "-" if math.isnan(of["converged_windows"]) else f"{of['converged_windows']:.0f}"
+        name = f"{admission.TITLES[policy]}, {kv}"
+        yield f"| {name} | {ended} | {limit} | {of['active']:.0f} | {windows} | {100 * of['late_share']:.2f} % |"
+
+
+def test_what_policies_do_is_what_the_traces_say():
+    rows = list(admission_rows())
+    assert len(rows) == 5 and all(row in README for row in rows)
+
+
+def overload_rows():
+    marks = overload.points(trace.read(ROOT / "data" / "golden", "overload"))
+    for policy, one in marks.groupby("policy"):
+        step, recovered = one[one.series == "step"], one[one.series == "recovered"].y.item()
+        goodput = " | ".join(f"{y:.0f}" for y in step.y)
+        share = step.y.iloc[int(step.x.to_numpy().argmax())] / step.y.max()
+        windows = "not within the run" if math.isnan(recovered) else f"{recovered:.0f}"
+        yield f"| {admission.TITLES[policy]} | {goodput} | {100 * share:.0f} % | {windows} | {step.low.sum():.0f} |"
+
+
+def test_what_overload_does_is_what_the_traces_say():
+    rows = list(overload_rows())
+    assert len(rows) == 2 and all(row in README for row in rows)
 
 
 def test_the_picture_is_the_figure(golden, tmp_path):

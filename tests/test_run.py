@@ -88,3 +88,38 @@ def test_json_has_no_infinity():
     assert json.dumps(_strict({"p99": float("inf"), "x": [float("nan"), 1.5]}), allow_nan=False) == (
         '{"p99": "inf", "x": ["nan", 1.5]}'
     )
+
+
+def results(out):
+    return json.loads((out / "manifest.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_policies_run_side_by_side_on_the_same_callers(tmp_path):
+    out = tmp_path / "run"
+    done = run(
+        "+exp=overload", "workload.period_ms=80", "workload.deadline_ms=80", "workload.duration_s=5",
+        "workload.mean_lifetime_s=1", "admission.control_ms=500", "admission.offered=[4,8,2]", "admission.n_star=4",
+        "admission.cases=[{kv: window, policy: fixed}, {kv: window, policy: none}]", f"out.dir={out}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    fixed, none = results(out)["points"]
+    assert (fixed["policy"], none["policy"]) == ("fixed", "none")
+    assert fixed["refused_sessions"] > 0 and none["refused_sessions"] == 0
+    assert [s["of_n_star"] for s in none["steps"]] == [1, 2, 0.5]
+    data = trace.read(out, "overload")
+    callers = [set(data.of(p).frames.session_id) for p in data.points.point_id]
+    assert callers[0] == callers[1]
+    assert data.of("fixed-window256+4").decisions.num_active.max() == 4
+
+
+def test_a_search_that_nothing_ends_stops_at_what_the_engine_may_hold(tmp_path):
+    out = tmp_path / "run"
+    done = run(
+        "+exp=capacity", "workload.period_ms=400", "workload.deadline_ms=400", "workload.duration_s=2.4",
+        "workload.sessions=[2,4]", "model.tokens_per_second=25", "engine.max_num_seqs=8", "capacity.warm_up_s=0.4",
+        "capacity.repeats=1", "capacity.ceilings=1", "capacity.ceiling_frames=2", f"out.dir={out}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (result,) = results(out)["results"]
+    assert result["n_star_repeats"][0] >= 4 and result["ceiling"] == [8]
+    assert "N* is above engine.max_num_seqs" in (out / "run.log").read_text()

@@ -65,6 +65,7 @@ def test_every_choice_of_a_group_loads(group):
         ("engine.num_blocks=20", "engine.num_blocks=20: 19 usable blocks cannot hold one session"),
         ("engine.block_size=0", "engine.block_size=0"),
         ("out.sample_ms=0", "out.sample_ms=0: input should be greater than or equal to 1"),
+        ("engine.max_num_batched_tokens=100", "engine.max_num_batched_tokens=100: vLLM wants engine.max_num_seqs=256"),
         ("engine.max_model_len=28", "engine.max_model_len=28: one frame alone takes 28 tokens"),
         ("model.weights=guessed", "model.weights='guessed'"),
         ("model.num_audio_tokens=0", "model.num_audio_tokens=0: must be 1 or more"),
@@ -80,6 +81,28 @@ def test_every_choice_of_a_group_loads(group):
 def test_what_cannot_be_run_is_refused_by_name(override, message):
     with pytest.raises(schema.ConfigError, match=message):
         load("+exp=cliff_sweep", "target=none", override)
+
+
+@pytest.mark.parametrize(
+    ("exp", "override", "message"),
+    [
+        ("capacity", "kv=compare", "kv.modes=.*: one mode has one N\\*"),
+        ("capacity", "capacity.warm_up_s=35", "capacity.warm_up_s=35.0: leaves less than 5 periods"),
+        ("capacity", "capacity.ceiling_frames=21", "capacity.ceiling_frames=21: .* holds 20 frames"),
+        ("capacity", "capacity.target_fraction=2", "capacity.target_fraction=2: input should be less than or equal"),
+        ("admission", "workload.mean_lifetime_s=null", "workload.mean_lifetime_s=null: callers who come and go need"),
+        ("admission", "admission.offered=[]", "workload.offered=\\[\\]: name one load or more"),
+        ("admission", "admission.cases=[]", "admission.cases=\\[\\]: name at least one"),
+        ("admission", "kv=sinks", "admission.cases has kv=unbounded: not in kv.modes"),
+        ("admission", "admission.aimd.decrease=1.5", "admission.decrease=1.5: must lie between 0 and 1"),
+        ("admission", "admission.control_ms=100000", "admission.control_ms=100000: .* holds less than three control"),
+        ("admission", "admission.n_star=0", "admission.n_star=0: input should be greater than or equal to 1"),
+        ("admission", "admission.cases=[{kv: window, policy: fifo}]", "admission.cases.0.policy='fifo'"),
+    ],
+)
+def test_what_no_policy_can_do_is_refused_by_name(exp, override, message):
+    with pytest.raises(schema.ConfigError, match=message):
+        load(f"+exp={exp}", "target=none", override)
 
 
 def test_a_missing_checkpoint_is_refused_with_the_command_that_builds_it():
