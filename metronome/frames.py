@@ -6,8 +6,10 @@ from enum import StrEnum
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
-# Beyond this lag between release and send the load generator, not the engine, was late.
-HARNESS_LATE_NS = 10 * NS_PER_MS
+
+def harness_late_ns(period_ns: int) -> int:
+    """A send that lags its release by more is the load generator's fault: 10 ms, or 1 % of a period above a second."""
+    return max(10 * NS_PER_MS, period_ns // 100)
 
 
 class FrameStatus(StrEnum):

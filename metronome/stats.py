@@ -8,7 +8,7 @@ import pandas as pd
 import scipy.stats
 from numpy.typing import NDArray
 
-from metronome.frames import HARNESS_LATE_NS, NS_PER_MS, NS_PER_S, FrameStatus
+from metronome.frames import NS_PER_MS, NS_PER_S, FrameStatus, harness_late_ns
 from metronome.saturation import RhoFit, fit_rho
 from metronome.trace import Trace
 from metronome.window import blocks_for
@@ -190,7 +190,7 @@ def summarise(trace: Trace) -> Summary:
     assert len(trace.points) == 1, "summarise one point at a time: trace.of(point_id)"
     point, frames, pool = trace.points.iloc[0], trace.frames, trace.pool
     collapse_ns, cause = find_death(point, frames, pool) or (None, None)
-    late = count_harness_late(frames)
+    late = count_harness_late(frames, int(point.period_ns))
     outcome = "survived" if collapse_ns is None else "collapsed"
     own = _admitted(frames)
     return Summary(
@@ -206,9 +206,9 @@ def summarise(trace: Trace) -> Summary:
     )
 
 
-def count_harness_late(frames: pd.DataFrame) -> int:
-    """Frames sent more than HARNESS_LATE_NS after their release, or never although their session lived."""
-    late = frames.sent_ns - frames.release_ns > HARNESS_LATE_NS
+def count_harness_late(frames: pd.DataFrame, period_ns: int) -> int:
+    """Frames sent too long after their release, or never although their session lived."""
+    late = frames.sent_ns - frames.release_ns > harness_late_ns(period_ns)
     unsent = frames.sent_ns.isna() & (frames.status == FrameStatus.LOST)
     return int((late.fillna(False) | unsent).sum())
 

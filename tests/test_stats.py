@@ -105,13 +105,20 @@ def test_too_many_late_sends_make_a_run_invalid(tmp_path):
     assert (result.harness_late, result.outcome) == (1, "invalid")
 
 
+@pytest.mark.parametrize(("period_ms", "lag_ms", "late"), [(80, 11, 1), (80, 9, 0), (2000, 11, 0), (2000, 21, 1)])
+def test_how_late_a_send_may_be_is_ten_milliseconds_or_a_hundredth_of_the_period(tmp_path, period_ms, lag_ms, late):
+    sink = sink_of(tmp_path)
+    sink.frame(frame(0, 0, 200.0, sent_ns=lag_ms * NS_PER_MS))
+    assert stats.count_harness_late(sink.trace().frames, period_ms * NS_PER_MS) == late
+
+
 def test_frames_of_a_dead_engine_are_not_the_harness_late(tmp_path):
     sink = sink_of(tmp_path)
     fill(sink)
     sink.frame(frame(0, 20, None, FrameStatus.ENGINE_DEAD, sent_ns=None))
-    assert stats.count_harness_late(sink.trace().frames) == 0
+    assert stats.count_harness_late(sink.trace().frames, PERIOD_NS) == 0
     sink.frame(frame(0, 21, None, sent_ns=None))
-    assert stats.count_harness_late(sink.trace().frames) == 1
+    assert stats.count_harness_late(sink.trace().frames, PERIOD_NS) == 1
 
 
 def test_tokens_that_come_ever_later_are_compute_dated_by_the_last_frame_on_time(tmp_path):

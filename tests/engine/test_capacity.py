@@ -1,11 +1,7 @@
 """Memory's ceiling and the gate, on the real engine with the model of two layers."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from command import run_experiment
 
 from metronome import trace
 from metronome.capacity import find_ceiling, find_n_star
@@ -13,28 +9,20 @@ from metronome.frames import Action
 from metronome.service import windows
 
 pytestmark = pytest.mark.engine
-ROOT = Path(__file__).parent.parent.parent
-
-
-def run(out, *overrides):
-    command = [sys.executable, "-m", "experiments.run", *overrides, f"out.dir={out}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    print(done.stdout)
-    manifest = json.loads((out / "manifest.json").read_text(), parse_constant=pytest.fail)
-    return manifest, trace.read(out, manifest["experiment"])
 
 
 @pytest.fixture(scope="module")
 def capacity(tmp_path_factory):
     """A pool so small that memory, not the deadline, is what ends the search."""
-    return run(
-        tmp_path_factory.mktemp("runs") / "run",
+    out = tmp_path_factory.mktemp("runs") / "run"
+    manifest, _ = run_experiment(
+        out,
         "+exp=capacity_tiny", "kv.window=64", "workload.sessions=[2,4,10]", "workload.duration_s=12",
         "workload.period_ms=400", "workload.deadline_ms=400", "model.tokens_per_second=25",
         "engine.num_blocks=31", "engine.max_num_batched_tokens=64", "engine.max_num_seqs=64",
         "capacity.warm_up_s=4", "capacity.repeats=1", "capacity.ceilings=1",
     )  # fmt: skip
+    return manifest, trace.read(out, "capacity_tiny")
 
 
 def test_the_pool_holds_as_many_idle_sessions_as_the_block_arithmetic_says(capacity):
@@ -57,12 +45,12 @@ def test_the_search_ends_with_a_number_served_and_its_successor_not(capacity):
 
 
 def test_a_gate_keeps_the_engine_to_its_number(tmp_path):
-    _, data = run(
+    run_experiment(
         tmp_path / "run",
         "+exp=admission", "kv=sinks", "workload.duration_s=16", "workload.mean_lifetime_s=8", "engine.num_blocks=601",
         "admission.n_star=6", "admission.offered=[12]", "admission.cases=[{kv: window, policy: fixed}]",
     )  # fmt: skip
-    gated = data.of("fixed-window256+4")
+    gated = trace.read(tmp_path / "run", "admission").of("fixed-window256+4")
     counts = gated.decisions.action.value_counts()
     assert counts[Action.REFUSE] > 0 and counts[Action.ADMIT] > 6
     assert gated.decisions.num_active.max() == 6 and set(gated.decisions.limit) == {6}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from command import run_experiment
 
 from metronome import stats, trace
 
@@ -30,8 +31,7 @@ def causes(out):
 def test_more_than_the_cores_can_serve_is_compute(tmp_path):
     """Bounded, so that memory is no cause: 120 sessions at a pace that two cores keep for about twenty."""
     overrides = ["workload.sessions=[120]", "workload.duration_s=12", "engine.num_blocks=1600", "kv.window=64"]
-    done = subprocess.run(command(tmp_path / "run", *overrides), cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_experiment(tmp_path / "run", "name=causes", *overrides)
     (result,) = causes(tmp_path / "run").values()
     print(result)
     assert result.cause == "compute" and result.t_collapse_s < 9

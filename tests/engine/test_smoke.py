@@ -1,32 +1,21 @@
 """The real engine, the real model, real speech: into the stall without the bound, past it with the bound."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from command import run_experiment
 
 from metronome import stats, trace
 from metronome.frames import NS_PER_S
 
 pytestmark = pytest.mark.engine
-ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory):
     """`+exp=smoke` and, on each engine, a small point after it: a stalled engine must serve again."""
     out = tmp_path_factory.mktemp("runs") / "smoke"
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.run", "+exp=smoke", "workload.sessions=[4,2]", f"out.dir={out}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    print(done.stdout)
+    run_experiment(out, "+exp=smoke", "workload.sessions=[4,2]")
     return out
 
 

@@ -1,32 +1,19 @@
 """The experiments on texts, in small, on the real engine: their machinery, not their findings."""
 
-import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from command import run_experiment
 from matplotlib.figure import Figure
 
 from figures import long_call
 from metronome import trace
 
 pytestmark = pytest.mark.engine
-ROOT = Path(__file__).parent.parent.parent
-
-
-def run(out, *overrides):
-    command = [sys.executable, "-m", "experiments.run", *overrides, f"out.dir={out}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    manifest = json.loads((out / "manifest.json").read_text(), parse_constant=pytest.fail)
-    assert manifest["status"] == "complete"
-    return manifest, done.stdout
 
 
 def test_the_sink_ablation_scores_all_three_tasks(tmp_path):
-    manifest, printed = run(
+    manifest, printed = run_experiment(
         tmp_path / "run",
         "+exp=sink_ablation",
         "ablation.text_dir=data/text",
@@ -53,7 +40,7 @@ def test_the_sink_ablation_scores_all_three_tasks(tmp_path):
 
 
 def test_a_long_call_outlives_the_border_of_a_stock_engine(tmp_path):
-    manifest, _ = run(
+    manifest, _ = run_experiment(
         tmp_path / "run",
         "+exp=long_call",
         "long_call.text_dir=data/text",
