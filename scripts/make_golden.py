@@ -4,8 +4,8 @@
 
 Frames and points are kept whole; of the pool every K-th sample, with what the engine observed in between added to it.
 With --lean, for runs of many points, times are rounded to 0.1 ms and what the engine observed is left out.
-With --bare, for hundreds of sessions, frames keep their release, their end and their status alone; frames of callers who
-were refused and frames before a point's warm-up is over are left out. A table above 500 kB is written in parts.
+With --bare, for hundreds of sessions, frames keep their release, their end and their status alone; frames of callers
+who were refused and frames before a point's warm-up is over are left out. A table above 500 kB is written in parts.
 """
 
 import argparse
