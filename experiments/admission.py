@@ -47,6 +47,10 @@ class Case(sweep.Point):
     def point_id(self) -> str:
         return f"{self.policy}-{self.kv}"
 
+    @property
+    def title(self) -> str:
+        return self.point_id
+
 
 def make_cases(run: Run) -> list[Case]:
     """Engine by engine; all see the same callers."""

@@ -76,7 +76,7 @@ class Experiment(sweep.Experiment):
         bracket = Bracket(low, high)
         for trace in self._traces:
             one = trace.points.iloc[0]
-            if one["repeat"] == repeat and pd.notna(one.sessions):
+            if one.repeat_idx == repeat and pd.notna(one.sessions):
                 bracket.tell(int(one.sessions), keeps(one, trace.frames))
         while (sessions := bracket.next()) is not None:
             if sessions > self._run.engine.max_num_seqs:
@@ -115,7 +115,7 @@ class Experiment(sweep.Experiment):
         info, run, num_frames = self._backend.info, self._run, self._capacity.ceiling_frames
         tokens = run.frame_tokens
         served = {
-            "repeat": point.repeat,
+            "repeat_idx": point.repeat,
             "deadline_ns": run.workload.deadline_ms * NS_PER_MS,
             "tokens_in": tokens.num_in,
             "tokens_out": tokens.num_out,

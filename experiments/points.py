@@ -40,7 +40,7 @@ def facts(run: Run, point_id: str, info: EngineInfo, bound: Bound | None, **serv
         num_blocks=info.num_blocks,
         block_size=info.block_size,
         max_model_len=info.max_model_len,
-        dtype=info.dtype,
+        engine_dtype=info.dtype,
         **served,
     )
 

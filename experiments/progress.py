@@ -45,10 +45,10 @@ class Progress:
         """A step that is no point."""
         self._show(f"{text} ...", always=True)
 
-    def start_point(self, index: int, num_points: int | None, point_id: str, sessions: int, workload: Workload) -> None:
+    def start_point(self, index: int, num_points: int | None, title: str, workload: Workload) -> None:
         """num_points: None where what comes depends on what is seen."""
         of = "" if num_points is None else f"/{num_points}"
-        self._head = f"point {index + 1}{of} {point_id}, N={sessions}"
+        self._head = f"point {index + 1}{of} {title}"
         self._duration_s = workload.duration_s
         self._printed_s = -math.inf
 

@@ -69,6 +69,11 @@ class Point:
         return name if self.repeat is None else f"{name}-b{self.batch}-r{self.repeat}"
 
     @property
+    def title(self) -> str:
+        """What a person is told that runs."""
+        return f"{self.point_id}, N={self.sessions}"
+
+    @property
     def engine_key(self) -> tuple[str, int]:
         """Points of one key share an engine."""
         return self.mode, self.batch
@@ -119,7 +124,7 @@ class Experiment:
         """One point, on the engine of the points before it where that is the right one and serves on."""
         if self._backend is None or point.engine_key != self._engine_key:
             await self._replace_engine(point)
-        self._progress.start_point(i, num_points, point.point_id, point.sessions, self._run.workload)
+        self._progress.start_point(i, num_points, point.title, self._run.workload)
         result = await self._run_point(point, turns, writer)
         self._manifest.add_point(result)
         self._progress.end_point(result)
@@ -172,7 +177,7 @@ class Experiment:
         seeded = workload.mean_lifetime_s is not None or workload.phases == "random"
         return {
             "sessions": point.sessions,
-            "repeat": point.repeat,
+            "repeat_idx": point.repeat,
             "phases": workload.phases,
             "mean_lifetime_ns": None if workload.mean_lifetime_s is None else int(workload.mean_lifetime_s * NS_PER_S),
             "workload_seed": point.workload_seed(self._run) if seeded else None,

@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
 
 from figures import style
 from metronome.capacity import MAX_LATE, estimate, find_ceiling, find_n_star, ladder_levels, measure, spearman
@@ -28,7 +27,7 @@ def points(trace: Trace) -> pd.DataFrame:
         values |= {"utilisation": level.utilisation, "late_share": level.late_share}
         rows += [{"series": name, "x": level.sessions, "y": y} for name, y in values.items()]
     served = trace.points[trace.points.sessions.notna()]
-    for _, one in served[served.repeat > 0].iterrows():
+    for _, one in served[served.repeat_idx > 0].iterrows():
         level = measure(one, trace.of(one.point_id).frames)
         rows.append({"series": "tried", "x": level.sessions, "y": level.p95_ns / NS_PER_MS})
     n_star = estimate(find_n_star(trace))
@@ -72,23 +71,24 @@ def _draw_latency(ax: Axes, marks: pd.DataFrame) -> None:
         ax.plot(of["tried"].x, of["tried"].y, "o", color=style.WINDOW, fillstyle="none", label="p95, other repeats")
     for name, line in (("deadline", "-"), ("target", ":")):
         ax.axhline(one[name].y, color="black", linewidth=0.8, linestyle=line)
-    ax.text(of["p95"].x.min(), one["deadline"].y * 1.06, "deadline", fontsize=7)
-    ax.text(of["p95"].x.min(), one["target"].y * 0.94, "target", fontsize=7, va="top")
     n_star, ceiling = one["n_star"], one["ceiling"]
+    edge = 0.02 * ceiling.x
+    ax.text(edge, one["deadline"].y * 1.05, "deadline", fontsize=7)
+    ax.text(edge, one["target"].y * 0.95, "target", fontsize=7, va="top")
     ax.axvspan(n_star.low, n_star.high, color=style.WINDOW, alpha=0.2, linewidth=0)
     ax.axvline(n_star.x, color=style.WINDOW, linewidth=0.8)
-    ax.text(n_star.x, top, f"N* = {n_star.x:.0f}", ha="right", va="top", rotation=90, fontsize=7)
+    interval = "" if pd.isna(n_star.low) else f" [{n_star.low:.0f}, {n_star.high:.0f}]"
+    ax.text(n_star.x - edge, 0.95 * top, f"N* = {n_star.x:.0f}{interval}", ha="right", va="top", fontsize=7)
     ax.axvline(ceiling.x, color=style.UNBOUNDED, linewidth=0.8)
-    label = f"memory: {ceiling.x:.0f} (predicted {one['predicted_ceiling'].x:.0f})"
-    ax.text(ceiling.x, top, label, ha="right", va="top", rotation=90, fontsize=7)
-    ax.set_xscale("log", base=2)
+    label = f"memory holds\n{ceiling.x:.0f} sessions\n(predicted {one['predicted_ceiling'].x:.0f})"
+    ax.text(ceiling.x - edge, of["p50"].y.min(), label, ha="right", fontsize=7)
     ax.set_yscale("log")
-    ax.xaxis.set_major_formatter(ScalarFormatter())
     ax.set_ylim(None, top)
+    ax.set_xlim(0, 1.05 * ceiling.x)
     ax.set_xlabel("sessions, N")
     ax.set_ylabel("frame latency (ms)")
     ax.set_title(f"(a) a slope: Spearman(N, p95) = {one['spearman'].y:.3f}")
-    ax.legend(loc="lower right")
+    ax.legend(loc="center left")
 
 
 def _draw_utilisation(ax: Axes, marks: pd.DataFrame) -> None:

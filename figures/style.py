@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import matplotlib
+import pandas as pd
 from matplotlib.figure import Figure
 
 from metronome.trace import Trace
@@ -47,7 +48,9 @@ def provenance(trace: Trace) -> str:
     point = trace.points.iloc[0]
     engine = {"vllm": "real vLLM engine"}.get(point.engine, f"{point.engine} engine")
     weights = "real weights" if point.weights == "real" else "tiny random weights"
-    return f"{engine}, {point.model} ({weights}), {point.hardware}; real speech as codec load"
+    numbers = weights if pd.isna(point.engine_dtype) else f"{weights}, {point.engine_dtype}"
+    model = f"{point.model} ({numbers})"
+    return f"{engine}, {model}, {point.hardware}; real speech as codec load"
 
 
 def save(figure: Figure, out: Path, name: str) -> list[Path]:

@@ -136,7 +136,7 @@ def find_n_star(trace: Trace) -> list[int]:
     """N* of each repeat, from the points that its search tried: the largest that was served below any that was not."""
     points = trace.points[trace.points.sessions.notna()]
     found = []
-    for _, repeat in points.groupby("repeat"):
+    for _, repeat in points.groupby("repeat_idx"):
         tried = [(int(p.sessions), keeps(p, trace.of(p.point_id).frames)) for _, p in repeat.iterrows()]
         failed = min((n for n, served in tried if not served), default=None)
         found.append(max((n for n, served in tried if served and (failed is None or n < failed)), default=0))
@@ -145,7 +145,7 @@ def find_n_star(trace: Trace) -> list[int]:
 
 def ladder_levels(trace: Trace) -> list[Level]:
     """Levels of the first repeat, by N."""
-    points = trace.points[(trace.points.repeat == 0) & trace.points.sessions.notna()].sort_values("sessions")
+    points = trace.points[(trace.points.repeat_idx == 0) & trace.points.sessions.notna()].sort_values("sessions")
     return [measure(p, trace.of(p.point_id).frames) for _, p in points.iterrows()]
 
 

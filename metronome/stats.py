@@ -119,7 +119,20 @@ def find_death(point: pd.Series, frames: pd.DataFrame, pool: pd.DataFrame) -> tu
     if (silent_ns := find_collapse_ns(frames, point.period_ns)) is not None:
         return silent_ns, find_cause(point, frames, pool, silent_ns)
     behind_ns = find_overload_ns(frames, point.period_ns)
-    return None if behind_ns is None else (behind_ns, "compute")
+    if behind_ns is None:
+        return None
+    behind = pool[pool.t_ns.between(behind_ns + point.period_ns, frames.release_ns.max())]
+    return behind_ns, "kv_full" if _free(behind) < _per_frame(point) + 1 else "compute"
+
+
+def _free(pool: pd.DataFrame) -> float:
+    """Blocks, as a rule."""
+    return float((pool.blocks_total - pool.blocks_used).median())
+
+
+def _per_frame(point: pd.Series) -> int:
+    """Blocks that a frame may take."""
+    return blocks_for(point.tokens_in + point.tokens_out, point.block_size)
 
 
 def find_cause(point: pd.Series, frames: pd.DataFrame, pool: pd.DataFrame, collapse_ns: float) -> str:
@@ -136,10 +149,8 @@ def find_cause(point: pd.Series, frames: pd.DataFrame, pool: pd.DataFrame, colla
     if (lost == FrameStatus.ENGINE_DEAD).any():
         return "max_len" if at_border else "engine_dead"
     silent = pool[pool.t_ns.between(collapse_ns + point.period_ns, collapse_ns + COLLAPSE_PERIODS * point.period_ns)]
-    free = (silent.blocks_total - silent.blocks_used).median()
-    per_frame = blocks_for(point.tokens_in + point.tokens_out, point.block_size)
     idle = bool(len(silent)) and silent.running.median() == 0
-    blocked = free < per_frame + 1 or silent.preemptions.max() > 0
+    blocked = _free(silent) < _per_frame(point) + 1 or silent.preemptions.max() > 0
     if idle and blocked and silent.waiting.median() > 0:
         return "kv_full"
     return "max_len" if idle and at_border else "compute"

@@ -21,10 +21,10 @@ SCHEMA_VERSION = 3
 
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 # What may be null, per table.
-_BOUND = {"window", "sinks", "positions", "max_model_len", "dtype"}
+_BOUND = {"window", "sinks", "positions", "max_model_len", "engine_dtype"}
 _SERVED = {
     "sessions", "phases", "mean_lifetime_ns", "workload_seed", "period_ns", "deadline_ns", "duration_ns",
-    "tokens_in", "tokens_out", "turns_vary", "repeat", "warm_up_ns", "target_fraction", "policy", "control_ns",
+    "tokens_in", "tokens_out", "turns_vary", "repeat_idx", "warm_up_ns", "target_fraction", "policy", "control_ns",
     "offered", "n_star",
 }  # fmt: skip
 _FORECAST = {"tte_ns", "tte_low_ns", "tte_high_ns"}
@@ -39,11 +39,11 @@ def _schema(maybe: set[str], /, **columns: pa.DataType) -> pa.Schema:
 SCHEMAS: Mapping[str, pa.Schema] = {
     "points": _schema(
         _BOUND | _SERVED,
-        run_id=_S, point_id=_S, experiment=_S, engine=_S, model=_S, weights=_S, dtype=_S,
+        run_id=_S, point_id=_S, experiment=_S, engine=_S, model=_S, weights=_S, engine_dtype=_S,
         hardware=_S,
         kv=_S, window=_I, sinks=_I, positions=_S, num_blocks=_I, block_size=_I,
         max_model_len=_I, sessions=_I, phases=_S, mean_lifetime_ns=_I, workload_seed=pa.list_(_I), turns_vary=_B,
-        period_ns=_I, deadline_ns=_I, duration_ns=_I, tokens_in=_I, tokens_out=_I, repeat=_I, warm_up_ns=_I,
+        period_ns=_I, deadline_ns=_I, duration_ns=_I, tokens_in=_I, tokens_out=_I, repeat_idx=_I, warm_up_ns=_I,
         target_fraction=_F, policy=_S, control_ns=_I, offered=pa.list_(_F),
         n_star=_F,
     ),
@@ -86,7 +86,7 @@ class PointFacts:
     num_blocks: int
     block_size: int
     max_model_len: int | None  # None: the engine has no border
-    dtype: str | None = None  # None: the engine computes nothing
+    engine_dtype: str | None = None  # None: the engine computes nothing
     # None where no sessions are served
     sessions: int | None = None
     phases: str | None = None
@@ -98,7 +98,7 @@ class PointFacts:
     duration_ns: int | None = None
     tokens_in: int | None = None
     tokens_out: int | None = None
-    repeat: int | None = None
+    repeat_idx: int | None = None
     warm_up_ns: int | None = None  # windows are not full before it
     target_fraction: float | None = None  # of the deadline, which p95 should keep
     policy: str | None = None  # who may come in

@@ -101,7 +101,7 @@ def test_n_star_is_found_per_repeat_from_the_traces(tmp_path):
     traces = []
     for repeat, served in enumerate(({8: 1, 10: 1, 12: 0}, {8: 1, 10: 0, 12: 1})):
         for sessions, good in served.items():
-            changes = {"sessions": sessions, "repeat": repeat, "warm_up_ns": 0, "target_fraction": 0.8}
+            changes = {"sessions": sessions, "repeat_idx": repeat, "warm_up_ns": 0, "target_fraction": 0.8}
             (tmp_path / f"{repeat}-{sessions}").mkdir()
             traces.append(
                 trace_of(

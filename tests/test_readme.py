@@ -124,7 +124,7 @@ def capacity_row(experiment):
     slopes = ", ".join(f"{n:.0f}: {ms:.0f}" for n, ms in zip(of.loc["p95"].x, of.loc["p95"].y, strict=True))
     found = f"{n_star.x:.0f} [{n_star.low:.0f}, {n_star.high:.0f}]"
     memory = f"{ceiling.low:.0f}-{ceiling.high:.0f} / {of.loc['predicted_ceiling'].x:.0f}"
-    return f"| {point.model} ({point.dtype}) | {slopes} | {of.loc['spearman'].y:.3f} | {found} | {memory} |"
+    return f"| {point.model} ({point.engine_dtype}) | {slopes} | {of.loc['spearman'].y:.3f} | {found} | {memory} |"
 
 
 @pytest.mark.parametrize("experiment", ["capacity", "capacity_tiny"])
