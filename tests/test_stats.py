@@ -121,15 +121,27 @@ def test_frames_of_a_dead_engine_are_not_the_harness_late(tmp_path):
     assert stats.count_harness_late(sink.trace().frames, PERIOD_NS) == 1
 
 
-def test_tokens_that_come_ever_later_are_compute_dated_by_the_last_frame_on_time(tmp_path):
+@pytest.mark.parametrize(("blocks_used", "cause"), [(20, "compute"), (39, "kv_full")])
+def test_tokens_that_come_ever_later_are_dated_by_the_last_frame_on_time(tmp_path, blocks_used, cause):
+    """With a full pool sessions wait for blocks that others free as they leave: the cores are not what lacks."""
     sink = sink_of(tmp_path)
     for idx in range(20):
         late_ms = 200.0 if idx < 8 else 200.0 + 1500 * (idx - 7)  # each frame takes 2.5 periods
         for session_id in range(2):
             sink.frame(frame(session_id, idx, late_ms))
-            sink.pool(sample(idx, 20, 2, 0))
+            sink.pool(sample(idx, blocks_used, 2, 0))
     result = stats.summarise(sink.trace())
-    assert (result.outcome, result.cause, result.t_collapse_s) == ("collapsed", "compute", 7.5)
+    assert (result.outcome, result.cause, result.t_collapse_s) == ("collapsed", cause, 7.5)
+
+
+def test_callers_who_were_refused_are_no_input(tmp_path):
+    """They knock on while nobody is in: that is no silence of the engine."""
+    sink = sink_of(tmp_path)
+    for idx in range(30):
+        sink.frame(frame(0, idx, 200.0) if idx < 10 else frame(1, idx, None, FrameStatus.REFUSED, sent_ns=None))
+        sink.pool(sample(idx, 5, 0, 1))
+    result = stats.summarise(sink.trace())
+    assert (result.outcome, result.cause) == ("survived", None)
 
 
 def test_an_engine_that_is_always_late_but_keeps_up_has_not_collapsed(tmp_path):
