@@ -54,6 +54,8 @@ class Progress:
 
     def observe(self, sessions: Sequence[PeriodicSession], sample: PoolSample) -> None:
         """Progress is frames answered and tokens spoken; a clock that moves is not."""
+        if not self._is_due():  # summed up ten times a second, hundreds of sessions would cost the engine its core
+            return
         t_s = sample.t_ns / NS_PER_S
         answered = sum(s.num_answered for s in sessions)
         on_time = sum(s.num_on_time for s in sessions)
@@ -73,9 +75,12 @@ class Progress:
     def _show(self, text: str, always: bool = False) -> None:
         if self._console.is_terminal:
             self._live.update(Text(f"[{time.monotonic() - self._started_s:.0f} s] {text}"), refresh=True)
-        elif always or time.monotonic() - self._printed_s > _PLAIN_EVERY_S:
+        elif always or self._is_due():
             self._printed_s = time.monotonic()
             self._console.print(Text(text))
+
+    def _is_due(self) -> bool:
+        return self._console.is_terminal or time.monotonic() - self._printed_s > _PLAIN_EVERY_S
 
     def table(self, results: Sequence[Mapping[str, Any]], columns: Columns, title: str, caption: str) -> None:
         """One row per result."""

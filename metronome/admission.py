@@ -13,7 +13,9 @@ import numpy as np
 from metronome.stats import quantile
 
 UNLIMITED = float("inf")
-_NEAR = 0.75  # of the target: slow start ends before it, since sessions that are in stay in
+# Shares of the target. Sessions that are in stay in, so a step too far is not taken back at once.
+_NEAR = 0.75  # where slow start ends
+_HOLD = 0.9  # where the limit stays as it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +81,9 @@ class AimdLimit:
     """Additive increase, multiplicative decrease, on a quantile of engine latency / deadline (claims C8, C9).
 
     Held as a float: truncated, a small limit would jump or stick. It grows only in a window that was good and in which
-    it was really used, doubling until latency comes near its target (slow start): then it is what is in use, and goes
-    on by `increase`. A bad window cuts it once; then it waits for a whole window to see the cut's effect, and as long
-    as more sessions are in than the limit allows, since only their leaving can help. It never dips to probe.
+    it was really used: doubling at first (slow start), by `increase` once latency has come near its target. Near it,
+    the limit holds. A bad window cuts it once; then it waits for a whole window to see the cut's effect, and as long as
+    more sessions are in than the limit allows, since only their leaving can help. It never dips to probe.
     """
 
     def __init__(
@@ -123,10 +125,10 @@ class AimdLimit:
         elif seen > self._target:
             self._back_off(window.num_active)
         elif self._slow_start and seen > _NEAR * self._target:
-            # Callers are on their way in; a limit that was doubled past them would let them all through.
+            # A limit that was doubled past those who are in would let in all who are on their way.
             self._slow_start = False
             self._limit = max(self._floor, min(self._limit, window.num_active))
-        elif window.num_active >= self._in_use * self._limit:
+        elif seen < _HOLD * self._target and window.num_active >= self._in_use * self._limit:
             grown = 2 * self._limit if self._slow_start else self._limit + self._increase
             self._limit = min(grown, self._ceiling)
 

@@ -26,8 +26,8 @@ class Door:
             action = await self._waiting[session_id]
             if action is Action.ADMIT:
                 session.start_at(self._now_ns())
-        if action is Action.REFUSE:
-            session.close(session.spec.end_ns, FrameStatus.REFUSED)
+        if action is Action.REFUSE:  # the caller hangs up: one frame was released, the others never will be
+            session.close(session.spec.release_ns(0), FrameStatus.REFUSED)
         return action is Action.ADMIT
 
     def inside(self, session: PeriodicSession, patience: asyncio.Timeout) -> None:

@@ -19,7 +19,7 @@ class FrameStatus(StrEnum):
     LATE = "late"  # done after its deadline
     EMPTY = "empty"  # the turn ended without a token
     LOST = "lost"  # never produced by the end of the run
-    REFUSED = "refused"  # the session was not admitted
+    REFUSED = "refused"  # the session was not admitted; it has one frame
     DROPPED = "dropped"  # the session was shed while the frame was due
     IDLE_TIMEOUT = "idle_timeout"  # the session was ended for its silence
     MAX_LEN = "max_len"  # the session met max_model_len

@@ -63,6 +63,7 @@ class PointRun:
         self._observer = observer
         self._name = name
         self._origin_ns = 0
+        self._live: dict[int, PeriodicSession] = {}  # have begun, and have records to give
 
     def now_ns(self) -> int:
         """Nanoseconds since the point's start."""
@@ -83,6 +84,7 @@ class PointRun:
             t_ns = self.now_ns()
             for session in self._sessions:
                 session.close(t_ns)
+            self._live = {session.spec.session_id: session for session in self._sessions}
             self._tick(t_ns)
 
     async def _until_done(self, tasks: Sequence["asyncio.Task[None]"], sampler: "asyncio.Task[None]") -> None:
@@ -95,6 +97,7 @@ class PointRun:
 
     async def _drive(self, session: PeriodicSession, turns: Sequence[Sequence[int]]) -> None:
         await self._sleep_until(session.spec.release_ns(0))
+        self._live[session.spec.session_id] = session
         if self._door and not await self._door.enter(session):
             return
         left_ns = session.spec.end_ns + self._drain_ns - self.now_ns()
@@ -143,13 +146,15 @@ class PointRun:
             seen = self._forecaster.update(t_ns, sample.blocks_used, sample.blocks_total, num_sessions)
             sample = replace(sample, **asdict(seen))
         self._sink.pool(sample)
-        for session in self._sessions:
+        for session in list(self._live.values()):
             for record in session.take_finished():
                 self._sink.frame(record)
                 if self._door:
                     self._door.answered(record)
+            if session.closed:
+                del self._live[session.spec.session_id]
         if self._door:
-            for decision in self._door.tick(t_ns, self._sessions):
+            for decision in self._door.tick(t_ns, list(self._live.values())):
                 self._sink.decision(decision)
         if self._observer:
             self._observer(self._sessions, sample)

@@ -17,14 +17,15 @@ _SMOOTH_WINDOWS = 5  # a controller that probes is judged by its mean over so ma
 
 
 def windows(trace: Trace) -> pd.DataFrame:
-    """One row per control window of a point, indexed from 0.
+    """One row per control window of a point, indexed from 0; without the last period, when callers hang up.
 
     t_ns: its end. limit: enforced after it. active: mean sessions in, over its time. p95_ns, late_share: of frames
     released in it, NaN without any; inf where they never came. goodput: frames per second that were released in it and
     answered in time. refused: callers turned away. rho: most of the pool in use.
     """
     point = trace.points.iloc[0]
-    width, num = int(point.control_ns), int(point.duration_ns // point.control_ns)
+    width = int(point.control_ns)
+    num = int((point.duration_ns - point.period_ns) // width)
     own = trace.frames[trace.frames.status != FrameStatus.REFUSED]
     rows = []
     for i in range(num):

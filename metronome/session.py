@@ -32,7 +32,7 @@ class PeriodicSession:
         self._held_tokens = held_tokens
         self._num_cached = 0
         self._next_idx = 0
-        self._closed = False
+        self.closed = False
         self._open: deque[_Frame] = deque()  # sent, not yet answered; the engine answers in order
         self._finished: list[FrameRecord] = []
 
@@ -81,9 +81,9 @@ class PeriodicSession:
 
     def close(self, t_ns: int, status: FrameStatus = FrameStatus.LOST) -> None:
         """The session is over, for good: every frame released by `t_ns` and not answered gets `status`."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         status = self.ended or status
         while self._open:
             frame = self._open.popleft()

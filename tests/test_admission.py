@@ -55,6 +55,8 @@ def test_slow_start_ends_before_the_target_at_what_is_in_use():
     assert now(limit) == 58
     limit.update(window(58, [0.7] * 20))
     assert now(limit) == 59  # one by one from here
+    limit.update(window(59, [0.75] * 20))
+    assert now(limit) == 59  # near enough
 
 
 @pytest.mark.parametrize("capacity", [5, 20, 45, 209])

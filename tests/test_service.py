@@ -15,10 +15,11 @@ def decision(t_s, action, session_id=None, limit=10.0, num_active=0):
 
 
 def trace_of(tmp_path, frames, decisions, duration_s=20, offered=(4.0,)):
+    """duration_s: without the period at the end, when callers hang up."""
     with TraceWriter(tmp_path, "run") as writer:
         sink = writer.point(
             facts(
-                point_id="aimd", sessions=None, duration_ns=duration_s * NS_PER_S, policy="aimd",
+                point_id="aimd", sessions=None, duration_ns=duration_s * NS_PER_S + PERIOD_NS, policy="aimd",
                 control_ns=4 * NS_PER_S, offered=offered, n_star=4.0, target_fraction=0.8,
             )
         )  # fmt: skip
@@ -94,7 +95,7 @@ def test_steps_are_judged_once_they_have_settled(tmp_path):
     frames = [frame(0, k, 1200.0 if 16 <= k < 24 else 300.0) for k in range(32)]
     frames += [frame(1, k, None, FrameStatus.REFUSED) for k in (17, 18)]
     refusals = [decision(17, Action.REFUSE, 1)]
-    table = steps(trace_of(tmp_path, frames, refusals, duration_s=32, offered=(2.0, 4.0)))
+    table = steps(trace_of(tmp_path, frames, refusals, duration_s=31, offered=(2.0, 4.0)))
     assert list(table.offered) == [2, 4] and list(table.refused) == [0, 1]
     assert list(table.goodput) == [1, 1]
     assert list(table.end_ns / PERIOD_NS) == [16, 32]
