@@ -12,8 +12,7 @@ from metronome.stats import engine_latency_ns, quantile
 from metronome.trace import Trace
 
 WITHIN = 0.1  # of N*: as close as that is found
-_SETTLED_WINDOWS = 3  # good ones in a row: one alone may be chance
-_SMOOTH_WINDOWS = 5  # a controller that probes is judged by its mean over so many
+_SETTLED_WINDOWS = 3  # one alone may be chance
 
 
 def windows(trace: Trace) -> pd.DataFrame:
@@ -90,7 +89,7 @@ def judge(trace: Trace, n_star: float) -> Control:
     last = table[len(table) - len(table) // 3 :]
     converged = converged_after(table, n_star)
     point = trace.points.iloc[0]
-    since_ns = last.t_ns.iloc[0] - point.control_ns if converged is None else (converged + 1) * point.control_ns
+    since_ns = last.t_ns.iloc[0] - point.control_ns if converged is None else converged * point.control_ns
     own = trace.frames[(trace.frames.status != FrameStatus.REFUSED) & (trace.frames.release_ns >= since_ns)]
     return Control(
         limit=float(last.limit.mean()),
@@ -101,10 +100,10 @@ def judge(trace: Trace, n_star: float) -> Control:
 
 
 def converged_after(table: pd.DataFrame, n_star: float) -> int | None:
-    """Windows until the mean of `active` over the last few first lies within a tenth of N*."""
-    smooth = table.active.rolling(_SMOOTH_WINDOWS, min_periods=1).mean()
+    """Windows until the mean of `active` over the last three first lies within a tenth of N*."""
+    smooth = table.active.rolling(_SETTLED_WINDOWS, min_periods=1).mean()
     near = np.flatnonzero(np.abs(smooth / n_star - 1) <= WITHIN)
-    return int(near[0]) if len(near) else None
+    return int(near[0]) + 1 if len(near) else None
 
 
 def recovered_after(table: pd.DataFrame, since_ns: float, deadline_ns: float, target_fraction: float) -> int | None:
