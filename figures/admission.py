@@ -56,8 +56,10 @@ def draw(trace: Trace) -> Figure:
         color = style.UNBOUNDED if case.unbounded else style.WINDOW
         _draw_case(column, own, color, case)
         column[0].set_title(f"{TITLES[case.policy]},\n{case.kv}")
-    for ax, label in zip(axes[:, 0], ("sessions", "p95 (ms)", "pool in use, rho"), strict=True):
+    for ax, label in zip(axes[:, 0], ("sessions", "p95 (ms)\ntop: never", "pool in use\n(rho)"), strict=True):
         ax.set_ylabel(label)
+    deadline_ms = cases.deadline_ns.iloc[0] / NS_PER_MS
+    axes[1, 0].text(0, 1.15 * deadline_ms, "deadline, target", fontsize=6)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=len(labels))
     figure.supxlabel(f"time (s)\n{style.provenance(trace)}", fontsize=6, color=style.MUTED)
@@ -92,5 +94,5 @@ def _mark_collapse(column: "np.ndarray", death: pd.Series) -> None:
 
 
 def _say_mean(ax: Axes, mean: pd.Series) -> None:
-    text = f"mean {mean['active']:.0f} in\n{100 * mean['late_share']:.1f} % late"
-    ax.text(0.97, 0.05, text, transform=ax.transAxes, ha="right", fontsize=6)
+    text = f"at last {mean['active']:.0f} in,\n{100 * mean['late_share']:.1f} % late"
+    ax.text(0.03, 0.97, text, transform=ax.transAxes, va="top", fontsize=6)
