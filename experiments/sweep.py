@@ -245,13 +245,16 @@ class Experiment:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """While frames are due, what exists by now need not be walked again, and the trace's writer gives way at once."""
+    """While frames are due nothing is collected, and the trace's writer gives way at once.
+
+    A collection walks all rows so far: after two minutes of hundreds of sessions it held up frames for 90 ms.
+    """
     gc.collect()
-    gc.freeze()
+    gc.disable()
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
         yield
     finally:
         sys.setswitchinterval(interval_s)
-        gc.unfreeze()
+        gc.enable()

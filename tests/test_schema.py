@@ -88,7 +88,7 @@ def test_what_cannot_be_run_is_refused_by_name(override, message):
     [
         ("capacity", "kv=compare", "kv.modes=.*: one mode has one N\\*"),
         ("capacity", "capacity.warm_up_s=35", "capacity.warm_up_s=35.0: leaves less than 5 periods"),
-        ("capacity", "capacity.ceiling_frames=21", "capacity.ceiling_frames=21: .* holds 20 frames"),
+        ("capacity", "capacity.ceiling_frames=21", "capacity.ceiling_frames=21: .* holds 18 frames"),
         ("capacity", "capacity.target_fraction=2", "capacity.target_fraction=2: input should be less than or equal"),
         ("admission", "workload.mean_lifetime_s=null", "workload.mean_lifetime_s=null: callers who come and go need"),
         ("admission", "admission.offered=[]", "workload.offered=\\[\\]: name one load or more"),
