@@ -59,7 +59,7 @@ def draw(trace: Trace) -> Figure:
     below.set_ylabel("frames on time (1/s)")
     below.set_xlabel("time (s)")
     below.set_ylim(0, None)
-    below.legend(loc="lower left")
+    below.legend(loc="upper left")
     _draw_steps(right, marks)
     figure.supxlabel(style.provenance(trace), fontsize=6, color=style.MUTED)
     return figure
