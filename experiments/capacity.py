@@ -38,7 +38,7 @@ CAPTION = (
 )
 _SILENCE_S = 8.0  # an idle engine that does not answer a frame for this long has no room for it
 _DRAINED_S = 20.0
-_WAVE = 16  # sessions that speak at once while the pool is far from full
+_WAVE = 16  # sessions that speak at once, at most, while the pool is far from full
 
 
 class Experiment(sweep.Experiment):
@@ -145,7 +145,7 @@ class _Calls:
     async def fill(self, speech: Sequence[Sequence[Sequence[int]]], expected: int) -> None:
         """One session for each of `speech`, or until one is not answered. Near the `expected` number one by one."""
         while len(self._calls) < len(speech):
-            num = _WAVE if len(self._calls) + 2 * _WAVE < expected else 1
+            num = min(max((expected - len(self._calls)) // 2 - 1, 1), _WAVE)
             wave = speech[len(self._calls) : len(self._calls) + num]
             if not all(await asyncio.gather(*(self._say(frames) for frames in wave))):
                 return
