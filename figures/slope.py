@@ -54,6 +54,7 @@ def draw(trace: Trace) -> Figure:
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     _draw_latency(left, marks)
     _draw_utilisation(right, marks)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=3)
     figure.supxlabel(style.provenance(trace), fontsize=6, color=style.MUTED)
     return figure
 
@@ -73,12 +74,13 @@ def _draw_latency(ax: Axes, marks: pd.DataFrame) -> None:
         ax.axhline(one[name].y, color="black", linewidth=0.8, linestyle=line)
     n_star, ceiling = one["n_star"], one["ceiling"]
     edge = 0.02 * ceiling.x
-    ax.text(edge, one["deadline"].y * 1.05, "deadline", fontsize=7)
-    ax.text(edge, one["target"].y * 0.95, "target", fontsize=7, va="top")
+    ax.text(ceiling.x - edge, one["deadline"].y * 1.05, "deadline", fontsize=7, ha="right")
+    ax.text(ceiling.x - edge, one["target"].y * 0.95, "target", fontsize=7, ha="right", va="top")
     ax.axvspan(n_star.low, n_star.high, color=style.WINDOW, alpha=0.2, linewidth=0)
     ax.axvline(n_star.x, color=style.WINDOW, linewidth=0.8)
     interval = "" if pd.isna(n_star.low) else f" [{n_star.low:.0f}, {n_star.high:.0f}]"
-    ax.text(n_star.x - edge, 0.95 * top, f"N* = {n_star.x:.0f}{interval}", ha="right", va="top", fontsize=7)
+    right = n_star.x if pd.isna(n_star.high) else n_star.high
+    ax.text(right + edge / 2, 0.95 * top, f"N* = {n_star.x:.0f}{interval}", va="top", fontsize=7)
     ax.axvline(ceiling.x, color=style.UNBOUNDED, linewidth=0.8)
     label = f"memory holds\n{ceiling.x:.0f} sessions\n(predicted {one['predicted_ceiling'].x:.0f})"
     ax.text(ceiling.x - edge, of["p50"].y.min(), label, ha="right", fontsize=7)
@@ -88,7 +90,6 @@ def _draw_latency(ax: Axes, marks: pd.DataFrame) -> None:
     ax.set_xlabel("sessions, N")
     ax.set_ylabel("frame latency (ms)")
     ax.set_title(f"(a) a slope: Spearman(N, p95) = {one['spearman'].y:.3f}")
-    ax.legend(loc="center left")
 
 
 def _draw_utilisation(ax: Axes, marks: pd.DataFrame) -> None:
