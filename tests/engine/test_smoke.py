@@ -37,15 +37,15 @@ def test_the_unbounded_engine_stalls_when_the_block_arithmetic_says(manifest):
     collapsed = point(manifest, "unbounded-n4")
     assert collapsed["outcome"] in ("collapsed", "invalid")  # invalid: on a busy machine the harness may be late
     assert collapsed["cause"] == "kv_full"
-    assert abs(collapsed["t_collapse_s"] - collapsed["predicted_t_sat_s"]) <= 1.0  # one frame period
+    assert abs(collapsed["t_collapse_s"] - collapsed["predicted_t_sat_s"]) <= 2.0  # one frame period
     assert collapsed["frames"]["lost"] > 0 and collapsed["rho_max"] == 1.0
 
 
 def test_the_stall_is_silent(manifest, run):
-    assert point(manifest, "unbounded-n4")["frontend_latency_ms"]["p99"] <= 1000
+    assert point(manifest, "unbounded-n4")["frontend_latency_ms"]["p99"] <= 2000
     stalled = run.of("unbounded-n4")
-    collapse_ns = stats.find_collapse_ns(stalled.frames, NS_PER_S)
-    after = stalled.pool[(stalled.pool.t_ns > collapse_ns + NS_PER_S) & (stalled.pool.t_ns < 10 * NS_PER_S)]
+    collapse_ns = stats.find_collapse_ns(stalled.frames, 2 * NS_PER_S)
+    after = stalled.pool[(stalled.pool.t_ns > collapse_ns + 2 * NS_PER_S) & (stalled.pool.t_ns < 20 * NS_PER_S)]
     assert len(after) > 20  # sampled through the stall, every 100 ms
     assert set(after.running) == {0} and set(after.waiting) == {4}
     assert set(after.blocks_used) == set(after.blocks_total)
