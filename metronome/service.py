@@ -70,7 +70,8 @@ def _limits(decisions: pd.DataFrame, ends: NDArray[np.float64]) -> NDArray[np.fl
     updates = decisions[decisions.action == Action.UPDATE]
     times, limits = updates.t_ns.to_numpy(dtype=float), updates.limit.to_numpy(dtype=float)
     limits = np.concatenate([[np.nan], limits])
-    return limits[np.searchsorted(times, ends + ends[0] / 2, side="right")]
+    found: NDArray[np.float64] = limits[np.searchsorted(times, ends + ends[0] / 2, side="right")]
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
