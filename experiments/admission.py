@@ -11,7 +11,7 @@ from experiments.schema import Admission, Run
 from metronome.admission import AimdLimit, FixedLimit, GrowthAwareLimit, Limit, Unlimited
 from metronome.backends.base import EngineInfo
 from metronome.control import Controller
-from metronome.frames import NS_PER_MS, NS_PER_S, SessionSpec
+from metronome.frames import NS_PER_MS, NS_PER_S, FrameStatus, SessionSpec
 from metronome.gate import Gate
 from metronome.service import judge
 from metronome.trace import Trace, TraceWriter
@@ -106,7 +106,7 @@ class Experiment(sweep.Experiment):
 
     def judge(self, point: sweep.Point, specs: Sequence[SessionSpec], info: EngineInfo, trace: Trace) -> dict[str, Any]:
         assert isinstance(point, Case)
-        refused = trace.frames[trace.frames.status == "refused"].session_id.nunique()
+        refused = trace.frames[trace.frames.status == FrameStatus.REFUSED].session_id.nunique()
         mine = {"policy": point.policy, "n_star": self._admission.n_star, "refused_sessions": int(refused)}
         return super().judge(point, specs, info, trace) | mine | asdict(judge(trace, self._admission.n_star))
 

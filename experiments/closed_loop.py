@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
 
 from metronome.backends.base import Backend, EngineDied
 from metronome.frames import FrameRecord, FrameStatus, TurnOutput
@@ -85,5 +84,4 @@ class ClosedCall:
         return FrameStatus.OK if done_ns - released_ns <= self._deadline_ns else FrameStatus.LATE, done_ns
 
     async def hang_up(self) -> None:
-        async with aclosing(self._outputs):
-            pass
+        await self._outputs.aclose()

@@ -6,7 +6,7 @@ from typing import Any
 from experiments import admission, sweep
 from experiments.progress import Columns, number
 from metronome.backends.base import EngineInfo
-from metronome.frames import NS_PER_S, SessionSpec
+from metronome.frames import NS_PER_S, FrameStatus, SessionSpec
 from metronome.service import recovered_after, steps, windows
 from metronome.trace import Trace
 
@@ -40,17 +40,18 @@ class Experiment(admission.Experiment):
 
 def conclude(trace: Trace) -> dict[str, Any]:
     """Of one point."""
-    point, table = trace.points.iloc[0], steps(trace)
+    point, by_window = trace.points.iloc[0], windows(trace)
+    table = steps(point, by_window)
     top = int(table.offered.to_numpy().argmax())
     down_ns = float(table.end_ns.iloc[top])
-    own = trace.frames[trace.frames.status != "refused"]
+    own = trace.frames[trace.frames.status != FrameStatus.REFUSED]
     rows = table.assign(of_n_star=table.offered / point.n_star).to_dict("records")
     return {
         "steps": [{k: row[k] for k in ("of_n_star", "goodput", "active", "late_share", "refused")} for row in rows],
         "goodput_share": float(table.goodput.iloc[top] / table.goodput.max()),
         "recovered_windows": recovered_after(
-            windows(trace), down_ns, float(point.deadline_ns), float(point.target_fraction)
+            by_window, down_ns, float(point.deadline_ns), float(point.target_fraction)
         ),
         "down_s": down_ns / NS_PER_S,
-        "late_share_all": float((own.status != "ok").mean()),
+        "late_share_all": float((own.status != FrameStatus.OK).mean()),
     }

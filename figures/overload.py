@@ -24,7 +24,8 @@ def points(trace: Trace) -> pd.DataFrame:
     rows: list[dict[str, object]] = []
     for point in trace.points.sort_values("policy").itertuples():
         one, base = trace.of(point.point_id), {"policy": point.policy}
-        table, loads = windows(one), steps(one)
+        table = windows(one)
+        loads = steps(one.points.iloc[0], table)
         for series in ("goodput", "active"):
             rows += [
                 base | {"series": series, "x": t / NS_PER_S, "y": y}

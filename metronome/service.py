@@ -117,12 +117,11 @@ def recovered_after(table: pd.DataFrame, since_ns: float, deadline_ns: float, ta
     return None
 
 
-def steps(trace: Trace) -> pd.DataFrame:
-    """One row per step of the offered load: its goodput in frames per second once it has settled, and refusals.
+def steps(point: pd.Series, table: pd.DataFrame) -> pd.DataFrame:
+    """One row per step of the offered load, from a point's windows: goodput in frames/s once settled, and refusals.
 
     The first half of a step is left out of goodput: sessions of the step before are still in.
     """
-    point, table = trace.points.iloc[0], windows(trace)
     width_ns = point.duration_ns / len(point.offered)
     rows = []
     for i, offered in enumerate(point.offered):

@@ -95,7 +95,8 @@ def test_steps_are_judged_once_they_have_settled(tmp_path):
     frames = [frame(0, k, 1200.0 if 16 <= k < 24 else 300.0) for k in range(32)]
     frames += [frame(1, k, None, FrameStatus.REFUSED) for k in (17, 18)]
     refusals = [decision(17, Action.REFUSE, 1)]
-    table = steps(trace_of(tmp_path, frames, refusals, duration_s=31, offered=(2.0, 4.0)))
+    trace = trace_of(tmp_path, frames, refusals, duration_s=31, offered=(2.0, 4.0))
+    table = steps(trace.points.iloc[0], windows(trace))
     assert list(table.offered) == [2, 4] and list(table.refused) == [0, 1]
     assert list(table.goodput) == [1, 1]
     assert list(table.end_ns / PERIOD_NS) == [16, 32]
