@@ -98,7 +98,7 @@ class World:
         self.anchor.on_host = self.on_host
         self.random = torch.Generator().manual_seed(0)
 
-    def step(self, parts: list[tuple[str, int]]) -> None:
+    def step_and_check(self, parts: list[tuple[str, int]]) -> None:
         scheduled = []
         for name, num_tokens in parts:
             if num_tokens == 0:
@@ -172,7 +172,7 @@ def test_sinks_are_always_raw_keys_at_the_present_shift(
 ) -> None:
     world = World(bound, on_host)
     for parts in steps:
-        world.step(parts)
+        world.step_and_check(parts)
 
 
 def test_raw_keys_take_room_for_sessions_not_for_the_pool() -> None:
@@ -185,19 +185,19 @@ def test_raw_keys_take_room_for_sessions_not_for_the_pool() -> None:
 def test_a_paused_session_keeps_its_raw_keys_while_others_come_and_go() -> None:
     world = World(Bound(window=16, sinks=8, block_size=BLOCK_SIZE), on_host=True)
     for _ in range(6):
-        world.step([("a", 6)])
+        world.step_and_check([("a", 6)])
     for turn in range(30):
-        world.step([("b", 6), ("c", 5)])
+        world.step_and_check([("b", 6), ("c", 5)])
         if turn % 5 == 4:
-            world.step([("b", 0), ("c", 0)])
+            world.step_and_check([("b", 0), ("c", 0)])
     for _ in range(6):
-        world.step([("a", 6)])
+        world.step_and_check([("a", 6)])
 
 
 def test_a_dummy_step_does_not_disturb_live_sinks() -> None:
     world = World(Bound(window=16, sinks=8, block_size=BLOCK_SIZE), on_host=True)
     for _ in range(8):
-        world.step([("a", 6)])
+        world.step_and_check([("a", 6)])
     live = step_metadata([world.pool.served["a"]])
     before = [one.keys.clone() for one in world.layers]
     live.seq_lens = live.seq_lens_cpu_upper_bound = live.seq_lens + 80
@@ -206,7 +206,7 @@ def test_a_dummy_step_does_not_disturb_live_sinks() -> None:
     world.anchor.begin_step(live.slot_mapping, world.table.sink_rows(live, gap))
     for one, keys in zip(world.layers, before, strict=True):
         torch.testing.assert_close(one.keys, keys, equal_nan=True)
-    world.step([("a", 6)])
+    world.step_and_check([("a", 6)])
 
 
 @pytest.mark.parametrize("on_host", [True, False])
@@ -214,11 +214,11 @@ def test_a_pass_without_metadata_leaves_no_keys_behind(
     on_host: bool, forward_pass: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(Bound(window=16, sinks=8, block_size=BLOCK_SIZE), on_host)
-    world.step([("a", 6)])
+    world.step_and_check([("a", 6)])
     monkeypatch.setattr(forward_pass, "attn_metadata", None)
     noise = world.fresh(3)
     for one in world.layers:
         one.impl.do_kv_cache_update(one, noise, noise, None, torch.full((3,), -1))
     monkeypatch.undo()
     for _ in range(8):
-        world.step([("a", 6)])
+        world.step_and_check([("a", 6)])
