@@ -48,8 +48,8 @@ COLUMNS: Columns = {
     "rho max": lambda r: number(r["rho_max"], 2),
 }
 CAPTION = (
-    "latencies in ms, times in s; inf: frames that were never answered reach into the quantile; compute: the engine could "
-    "not keep up with this load, try fewer workload.sessions or a longer workload.period_ms"
+    "latencies in ms, times in s; inf: frames that were never answered reach into the quantile; compute: the engine "
+    "could not keep up with this load, try fewer workload.sessions or a longer workload.period_ms"
 )
 _DRAINED_S = 10.0  # a healthy engine frees ended sessions in milliseconds
 _SWITCH_S = 0.001  # Python's 5 ms would let the trace's writer hold up a frame for half of what counts as late
