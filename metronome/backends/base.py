@@ -4,7 +4,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from metronome.frames import PoolSample, TurnOutput
+
+Turn = Sequence[int] | NDArray[np.float32]  # one frame's input: token ids, or mono samples at the model's audio rate
 
 
 class EngineDied(RuntimeError):
@@ -38,8 +43,8 @@ class Backend(Protocol):
 
     async def stop(self) -> None: ...
 
-    def converse(self, session_id: str, turns: AsyncIterator[Sequence[int]]) -> AsyncGenerator[TurnOutput, None]:
-        """One session: each item of `turns` is a frame's input token ids. Closing or cancelling it frees its cache.
+    def converse(self, session_id: str, turns: AsyncIterator[Turn]) -> AsyncGenerator[TurnOutput, None]:
+        """One session: each item of `turns` is a frame's input. Closing or cancelling it frees its cache.
 
         Raises EngineDied.
         """
