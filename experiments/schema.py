@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from experiments import profiles
 from experiments.checks import ConfigError, check
 from metronome.models import ModelProfile
 from metronome.saturation import FrameTokens
@@ -40,14 +41,22 @@ class Engine:
     max_num_batched_tokens: Positive
     enforce_eager: bool
     seed: int
+    stream_fixes: bool  # of sessions that hear audio: see metronome.plugin.stream_fixes
 
 
 @dataclass(frozen=True, kw_only=True, config=_strict)
 class WorkloadSweep(Workload):
-    """A workload for each number of sessions in `sessions`; `seed` draws what each session hears."""
+    """A workload for each number of sessions in `sessions`; `seed` draws what each session hears.
 
+    says: what a frame holds, speech or text. tokens_in: its input tokens; None: as many as the model makes of a period
+    of speech.
+    """
+
+    name: str
     sessions: list[int]
     seed: int
+    says: Literal["speech", "text"] = "speech"
+    tokens_in: Positive | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=_strict)
@@ -199,7 +208,8 @@ class Run:
 
     @property
     def frame_tokens(self) -> FrameTokens:
-        return FrameTokens(num_in=self.model.tokens_in(self.workload.period_ms), num_out=self.model.tokens_out)
+        num_in = self.workload.tokens_in or self.model.tokens_in(self.workload.period_ms)
+        return FrameTokens(num_in=num_in, num_out=self.model.tokens_out)
 
     def bound(self, mode: str) -> Bound | None:
         """The KV bound of a mode, None for the unbounded engine."""
@@ -219,6 +229,7 @@ def load(config: DictConfig) -> Run:
     """Validate the whole configuration before anything is started. Raises ConfigError."""
     values = OmegaConf.to_container(config, resolve=True)
     assert isinstance(values, dict)
+    profiles.settle(values)
     try:
         run: Run = TypeAdapter(Run).validate_python(values)
         check(run)

@@ -30,7 +30,8 @@ class FrameStatus(StrEnum):
 class SessionSpec:
     """When one session speaks: frame k is released at start_ns + phase_ns + k * period_ns, whatever the engine does.
 
-    line: the caller's line; sessions of one line follow each other.
+    line: the caller's line; sessions of one line follow each other, and first_frame counts what the line said before.
+    burst_frames: after so many frames the session is silent for `silence_periods` periods; None: it never is.
     """
 
     session_id: int
@@ -40,13 +41,17 @@ class SessionSpec:
     deadline_ns: int
     num_frames: int
     line: int = 0
+    first_frame: int = 0
+    burst_frames: int | None = None
+    silence_periods: int = 0
 
     def __post_init__(self) -> None:
         assert self.period_ns > 0 and self.deadline_ns > 0 and self.num_frames > 0
         assert 0 <= self.phase_ns < self.period_ns, "a phase lies inside the period"
 
     def release_ns(self, frame_idx: int) -> int:
-        return self.start_ns + self.phase_ns + frame_idx * self.period_ns
+        silent = 0 if self.burst_frames is None else frame_idx // self.burst_frames * self.silence_periods
+        return self.start_ns + self.phase_ns + (frame_idx + silent) * self.period_ns
 
     @property
     def end_ns(self) -> int:
@@ -76,13 +81,17 @@ class TurnOutput:
     """Tokens of one turn that arrived together.
 
     num_sampled counts a stop token too, num_tokens only what is spoken. hit_max_len: the session met max_model_len and
-    ends.
+    ends. With the end of a turn, where the backend says so: num_in, positions that its input took, and num_kept, tokens
+    of the session in the cache from then on, where they are bounded by the backend itself. token_ids: what was sampled.
     """
 
     num_tokens: int
     num_sampled: int
     turn_done: bool
     hit_max_len: bool = False
+    num_in: int | None = None
+    token_ids: tuple[int, ...] = ()
+    num_kept: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Protocol
 
-from metronome.backends.base import Backend, EngineDied
+from metronome.backends.base import Backend, EngineDied, Turn
 from metronome.control import Controller
 from metronome.door import Door
 from metronome.forecast import Forecaster
@@ -32,7 +32,7 @@ class Sink(Protocol):
 class PointRun:
     """Drives the sessions of one point to their end.
 
-    turns[i][k] holds the token ids of frame k of session i. A caller hangs up once the last frame is answered, or
+    turns[i][k] holds frame k of session i. A caller hangs up once the last frame is answered, or
     `drain_ns` after its deadline; what is unanswered then is lost. forecaster: sees every sample of the pool.
     controller: decides who may come in; without one, all may.
     """
@@ -40,7 +40,7 @@ class PointRun:
     def __init__(
         self,
         sessions: Sequence[PeriodicSession],
-        turns: Sequence[Sequence[Sequence[int]]],
+        turns: Sequence[Sequence[Turn]],
         backend: Backend,
         sink: Sink,
         *,
@@ -95,7 +95,7 @@ class PointRun:
                 task.result()  # a fault of the harness must not pass for a silent session
             pending -= done
 
-    async def _drive(self, session: PeriodicSession, turns: Sequence[Sequence[int]]) -> None:
+    async def _drive(self, session: PeriodicSession, turns: Sequence[Turn]) -> None:
         await self._sleep_until(session.spec.release_ns(0))
         self._live[session.spec.session_id] = session
         if self._door and not await self._door.enter(session):
@@ -113,7 +113,7 @@ class PointRun:
         if self._door:
             self._door.leave(session)
 
-    async def _converse(self, session: PeriodicSession, turns: Sequence[Sequence[int]]) -> None:
+    async def _converse(self, session: PeriodicSession, turns: Sequence[Turn]) -> None:
         session_id = f"{self._name}-{session.spec.session_id}"
         try:
             async with aclosing(self._backend.converse(session_id, self._speak(session, turns))) as outputs:
@@ -126,7 +126,7 @@ class PointRun:
         if session.ended:
             await self._sleep_until(session.spec.release_ns(session.spec.num_frames - 1))
 
-    async def _speak(self, session: PeriodicSession, turns: Sequence[Sequence[int]]) -> AsyncIterator[Sequence[int]]:
+    async def _speak(self, session: PeriodicSession, turns: Sequence[Turn]) -> AsyncIterator[Turn]:
         for idx in range(session.spec.num_frames):
             await self._sleep_until(session.spec.release_ns(idx))
             session.sent(idx, self.now_ns())

@@ -11,15 +11,18 @@ from metronome.frames import FrameRecord, FrameStatus, SessionSpec, TurnOutput
 class _Frame:
     idx: int
     sent_ns: int
+    tokens_in: int
     first_token_ns: int | None = None
     num_tokens: int = 0
     num_sampled: int = 0
+    num_kept: int | None = None
 
 
 class PeriodicSession:
     """Follows a session's frames from release to answer.
 
-    held_tokens maps tokens cached so far to tokens that the session's KV bound lets it keep.
+    tokens_in: of a frame, as planned; where the engine says how many there were, that counts. held_tokens maps tokens
+    cached so far to tokens that the session's KV bound lets it keep.
     """
 
     def __init__(self, spec: SessionSpec, tokens_in: int, held_tokens: Callable[[int], int] = lambda n: n) -> None:
@@ -49,7 +52,7 @@ class PeriodicSession:
         """Frame `frame_idx` was handed to the engine."""
         assert frame_idx == self._next_idx, f"frames go out in order: {frame_idx} after {self._next_idx - 1}"
         self._next_idx += 1
-        self._open.append(_Frame(frame_idx, t_ns))
+        self._open.append(_Frame(frame_idx, t_ns, self.tokens_in))
 
     def heard(self, output: TurnOutput, t_ns: int) -> None:
         """The engine produced tokens for the oldest unanswered frame."""
@@ -62,12 +65,15 @@ class PeriodicSession:
         self.num_tokens += output.num_tokens
         if output.hit_max_len:
             self.ended = FrameStatus.MAX_LEN
+        if output.num_in is not None:
+            frame.tokens_in = output.num_in
+        frame.num_kept = output.num_kept
         if output.turn_done:
             self._answer(self._open.popleft(), t_ns)
 
     def _answer(self, frame: _Frame, t_ns: int) -> None:
         # The last sampled token of a turn is discarded when the next chunk arrives: it never enters the cache.
-        self._num_cached += self.tokens_in + max(frame.num_sampled - 1, 0)
+        self._num_cached += frame.tokens_in + max(frame.num_sampled - 1, 0)
         deadline_ns = self.spec.release_ns(frame.idx) + self.spec.deadline_ns
         if self.ended is FrameStatus.MAX_LEN:
             status = FrameStatus.MAX_LEN
@@ -107,8 +113,11 @@ class PeriodicSession:
             first_token_ns=frame.first_token_ns if frame else None,
             done_ns=done_ns,
             deadline_ns=release_ns + self.spec.deadline_ns,
-            tokens_in=self.tokens_in,
+            tokens_in=frame.tokens_in if frame else self.tokens_in,
             tokens_out=frame.num_tokens if frame else 0,
-            kv_tokens=None if done_ns is None else self._held_tokens(self._num_cached),
+            kv_tokens=self._kept(frame) if frame and done_ns is not None else None,
             status=status,
         )
+
+    def _kept(self, frame: _Frame) -> int:
+        return self._held_tokens(self._num_cached) if frame.num_kept is None else frame.num_kept

@@ -1,7 +1,7 @@
 """Who speaks when: phases and lengths of sessions, one seed per source of randomness."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,7 +17,8 @@ class Workload:
 
     phases: "spread" puts the releases of N lines evenly over the period, "random" anywhere in it, as callers do,
     "aligned" all at its start (the worst case). mean_lifetime_s: sessions last an exponentially distributed time of
-    this mean, and the next one takes over the line with its next frame; None: all last to the end.
+    this mean, and the next one takes over the line with its next frame; None: all last to the end. burst_frames: a
+    session speaks so many frames and then is silent for `silence_periods`, lines at different times; None: no silence.
     """
 
     period_ms: int
@@ -25,12 +26,14 @@ class Workload:
     duration_s: float
     phases: str = "spread"
     mean_lifetime_s: float | None = None
+    burst_frames: int | None = None
+    silence_periods: int = 0
 
     def __post_init__(self) -> None:
         for key in ("period_ms", "deadline_ms"):
             if getattr(self, key) < 1:
                 raise ValueError(f"workload.{key}={getattr(self, key)}: must be 1 ms or more")
-        if self.num_frames < 1:
+        if self.num_periods < 1:
             raise ValueError(
                 f"workload.duration_s={self.duration_s}: shorter than one period of {self.period_ms} ms; lengthen it"
             )
@@ -42,10 +45,41 @@ class Workload:
                 "lengthen it, or set null for sessions that last to the end"
             )
 
+        self._check_bursts()
+
+    def _check_bursts(self) -> None:
+        if self.burst_frames is None:
+            if self.silence_periods:
+                raise ValueError(
+                    f"workload.silence_periods={self.silence_periods}: needs workload.burst_frames, e.g. 4"
+                )
+            return
+        if self.burst_frames < 1 or self.silence_periods < 0:
+            raise ValueError(
+                f"workload.burst_frames={self.burst_frames}, workload.silence_periods={self.silence_periods}: "
+                "a burst is 1 or more frames, a silence 0 or more periods"
+            )
+        if self.mean_lifetime_s is not None:
+            raise ValueError(
+                f"workload.burst_frames={self.burst_frames}: sessions with silences last to the end; "
+                "set workload.mean_lifetime_s=null"
+            )
+
     @property
-    def num_frames(self) -> int:
+    def num_periods(self) -> int:
         # A duration of whole periods, written in decimal seconds, must not lose its last frame to rounding.
         return int(self.duration_s * 1000 / self.period_ms + 1e-9)
+
+    @property
+    def num_frames(self) -> int:
+        """Frames that a line says at most."""
+        return self._frames_in(self.num_periods)
+
+    def _frames_in(self, num_periods: int) -> int:
+        if self.burst_frames is None:
+            return num_periods
+        cycles, rest = divmod(num_periods, self.burst_frames + self.silence_periods)
+        return cycles * self.burst_frames + min(rest, self.burst_frames)
 
     @property
     def period_ns(self) -> int:
@@ -59,6 +93,8 @@ class Workload:
         """The sessions of one point, line by line, each line's in their order; `seed` draws lifetimes and phases."""
         if num_sessions < 1:
             raise ValueError(f"workload.sessions has {num_sessions}: each entry must be 1 or more sessions")
+        if self.burst_frames is not None:
+            return [self._bursty(line, num_sessions, seed) for line in range(num_sessions)]
         rng = np.random.default_rng(seed)
         specs: list[SessionSpec] = []
         for line in range(num_sessions):
@@ -66,9 +102,19 @@ class Workload:
             first = 0
             while first < self.num_frames:
                 num_frames = min(self._draw_frames(rng), self.num_frames - first)
-                specs.append(self._session(len(specs), line, first * self.period_ns, phase_ns, num_frames))
+                specs.append(self._session(len(specs), line, first, phase_ns, num_frames))
                 first += num_frames
         return specs
+
+    def _bursty(self, line: int, num_lines: int, seed: int | tuple[int, ...]) -> SessionSpec:
+        """Lines begin one after the other, so that not all are silent at once."""
+        assert self.burst_frames is not None
+        rng = np.random.default_rng((line, *(seed if isinstance(seed, tuple) else (seed,))))
+        waited = (self.burst_frames + self.silence_periods) * line // num_lines if self.phases != "aligned" else 0
+        phase_ns = self._phase_ns(line, num_lines, rng)
+        num_frames = max(self._frames_in(self.num_periods - waited), 1)
+        spec = self._session(line, line, waited, phase_ns, num_frames)
+        return replace(spec, first_frame=0, burst_frames=self.burst_frames, silence_periods=self.silence_periods)
 
     def _phase_ns(self, line: int, num_lines: int, rng: np.random.Generator) -> int:
         if self.phases == "random":
@@ -94,8 +140,8 @@ class Workload:
                 frame, phase_ns = divmod(int(at_s * NS_PER_S), self.period_ns)
                 most, num_frames = self.num_frames - frame, self._draw_frames(rng)
                 if most > 0:  # none speaks past the end
-                    start_ns, i = frame * self.period_ns, len(specs)
-                    specs.append(self._session(i, i, start_ns, phase_ns, min(num_frames, most)))
+                    i = len(specs)
+                    specs.append(self._session(i, i, frame, phase_ns, min(num_frames, most)))
         return specs
 
     def _draw_frames(self, rng: np.random.Generator) -> int:
@@ -103,10 +149,12 @@ class Workload:
             return self.num_frames
         return int(rng.geometric(self.period_ms / (self.mean_lifetime_s * 1000)))
 
-    def _session(self, session_id: int, line: int, start_ns: int, phase_ns: int, num_frames: int) -> SessionSpec:
+    def _session(self, session_id: int, line: int, first: int, phase_ns: int, num_frames: int) -> SessionSpec:
+        """first: its first period."""
         return SessionSpec(
             session_id=session_id,
-            start_ns=start_ns,
+            start_ns=first * self.period_ns,
+            first_frame=first,
             phase_ns=phase_ns,
             period_ns=self.period_ns,
             deadline_ns=self.deadline_ms * NS_PER_MS,

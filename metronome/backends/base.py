@@ -27,6 +27,7 @@ class EngineInfo:
     dtype: str | None = None  # of weights and cache
     block_bytes: int | None = None  # over all layers
     versions: dict[str, str] = field(default_factory=dict)
+    stream_fixes: bool | None = None  # whether the plugin keeps the cost of a frame of audio from growing
     bound_live_in: list[dict[str, Any]] = field(
         default_factory=list
     )  # the plugin's own reports, one per process and role

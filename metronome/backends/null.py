@@ -1,8 +1,8 @@
 """An engine that costs nothing: it answers every turn at once. What is measured with it is the harness itself."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 
-from metronome.backends.base import EngineInfo
+from metronome.backends.base import EngineInfo, Turn
 from metronome.frames import PoolSample, TurnOutput
 from metronome.window import blocks_for
 
@@ -26,7 +26,7 @@ class NullBackend:
     async def stop(self) -> None:
         self._cached.clear()
 
-    async def converse(self, session_id: str, turns: AsyncIterator[Sequence[int]]) -> AsyncGenerator[TurnOutput, None]:
+    async def converse(self, session_id: str, turns: AsyncIterator[Turn]) -> AsyncGenerator[TurnOutput, None]:
         try:
             async for turn in turns:
                 cached = self._cached.get(session_id, 0)  # a session is known from its first turn on

@@ -14,7 +14,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from metronome.backends.base import EngineInfo
-from metronome.models import ModelProfile
+from metronome.models import STREAM_FIXES, ModelProfile
 
 _NICE = 10
 _SHUTDOWN_S = 3.5  # its workers need 3 s; vLLM would wait on for 5 and then kill what is left all the same
@@ -31,6 +31,7 @@ class EngineOptions:
     max_num_batched_tokens: int
     enforce_eager: bool = True
     seed: int = 0
+    stream_fixes: bool = True  # see metronome.plugin.stream_fixes
     bound: dict[str, Any] | None = None  # additional_config["metronome"]
     log_file: Path | None = None
     report_dir: Path | None = None  # where the plugin says in which processes it is live
@@ -62,6 +63,9 @@ class VllmEngine:
         if self.options.report_dir:
             for old in self.options.report_dir.glob("*.json"):  # of an engine that this one replaces
                 old.unlink()
+        os.environ[STREAM_FIXES] = (
+            "1" if self.options.stream_fixes else "0"
+        )  # read where vLLM's processes load the plugin
         self._llm = AsyncLLM.from_engine_args(self._args(), stat_loggers=list(stat_loggers) or None)
 
     def stop(self) -> None:
@@ -79,8 +83,13 @@ class VllmEngine:
             dtype=str(config.model_config.dtype).removeprefix("torch."),
             block_bytes=self._block_bytes(),
             versions=_versions(),
+            stream_fixes=self._stream_fixes(),
             bound_live_in=self._bound_reports(),
         )
+
+    def _stream_fixes(self) -> bool | None:
+        """None: the model hears no audio, and there is nothing to repair."""
+        return self.options.stream_fixes if self.profile.audio else None
 
     def _args(self) -> AsyncEngineArgs:
         options, profile = self.options, self.profile
@@ -90,6 +99,7 @@ class VllmEngine:
             config = {"metronome": options.bound | report}
         return AsyncEngineArgs(
             model=profile.checkpoint,
+            revision=profile.revision,
             dtype=profile.dtype or native_dtype(),
             hf_overrides=profile.hf_overrides,
             seed=options.seed,
@@ -102,6 +112,8 @@ class VllmEngine:
             enable_prefix_caching=False,  # sessions share no prefix, and a hit would bring a window without its sinks
             disable_log_stats=True,  # vLLM's own loggers; those given to start() still run
             additional_config=config,
+            mm_processor_cache_gb=0,  # no frame comes twice
+            **profile.engine_args,
         )
 
     def _block_bytes(self) -> int:

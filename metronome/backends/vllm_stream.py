@@ -2,11 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from vllm import SamplingParams
 from vllm.engine.protocol import StreamingInput
 from vllm.inputs import TokensPrompt
@@ -14,7 +16,8 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from metronome.backends.base import EngineDied, EngineInfo
+from metronome.backends.base import EngineDied, EngineInfo, Turn
+from metronome.backends.vllm_audio import Ear
 from metronome.backends.vllm_engine import EngineOptions, VllmEngine
 from metronome.frames import PoolSample, TurnOutput
 from metronome.models import ModelProfile
@@ -64,6 +67,7 @@ class VllmStreamBackend:
         self.engine = VllmEngine(profile, options)
         self._pool = _PoolLogger(None)
         self._info: EngineInfo | None = None
+        self._ear: Ear | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -73,17 +77,21 @@ class VllmStreamBackend:
     async def start(self) -> None:
         self._pool = _PoolLogger(None)
         self.engine.start([lambda config, index=0: self._pool])
+        self._ear = Ear(self._profile, self.engine.llm) if self._profile.audio else None
         await self._warm_up()
         self.engine.yield_cores()
         self._info = self.engine.info()
 
     async def _warm_up(self) -> None:
-        async def turns() -> AsyncIterator[Sequence[int]]:
-            for _ in range(_WARM_UP_TURNS):
-                yield [self._profile.first_audio_token] * 8
+        turn: Turn = self._ear.silence() if self._ear else [self._profile.first_audio_token] * 8
 
-        async for _ in self.converse("warm-up", turns()):
-            pass
+        async def turns() -> AsyncIterator[Turn]:
+            for _ in range(_WARM_UP_TURNS):
+                yield turn
+
+        async for output in self.converse("warm-up", turns()):
+            if self._ear and output.num_in is not None:
+                self._ear.expect(output.num_in)
         if not await self.drained(timeout_s=10):
             raise RuntimeError("the engine kept the blocks of its first session; see the engine's log")
         self._pool.forget()
@@ -91,21 +99,31 @@ class VllmStreamBackend:
     async def stop(self) -> None:
         self.engine.stop()
 
-    async def converse(self, session_id: str, turns: AsyncIterator[Sequence[int]]) -> AsyncGenerator[TurnOutput, None]:
-        async def chunks() -> AsyncIterator[StreamingInput]:
-            async for ids in turns:
-                yield StreamingInput(prompt=TokensPrompt(prompt_token_ids=list(ids)))
-
+    async def converse(self, session_id: str, turns: AsyncIterator[Turn]) -> AsyncGenerator[TurnOutput, None]:
         params = self._sampling_params()
         split = TurnSplitter(self._profile.tokens_out, self._stop_ids())
+        chunks = self._chunks(turns, split.expect)
         try:
-            async with aclosing(self.engine.llm.generate(chunks(), params, request_id=session_id)) as outputs:
+            async with aclosing(self.engine.llm.generate(chunks, params, request_id=session_id)) as outputs:
                 async for out in outputs:
                     piece = out.outputs[0]
                     for turn in split.feed(piece.token_ids, piece.finish_reason):
                         yield turn
         except EngineDeadError as error:
             raise EngineDied(str(error)) from error
+
+    async def _chunks(
+        self, turns: AsyncIterator[Turn], expect: Callable[[int], None]
+    ) -> AsyncGenerator[StreamingInput, None]:
+        """expect: told how many positions each turn's input takes."""
+        async for turn in turns:
+            if isinstance(turn, np.ndarray):
+                assert self._ear is not None, f"{self._profile.name} is given token ids, not audio"
+                prompt, num_in = await self._ear.hear(turn)
+            else:
+                prompt, num_in = TokensPrompt(prompt_token_ids=list(turn)), len(turn)
+            expect(num_in)
+            yield StreamingInput(prompt=prompt)
 
     def _sampling_params(self) -> SamplingParams:
         profile = self._profile
@@ -170,20 +188,32 @@ class TurnSplitter:
 
     max_tokens: int
     stop_ids: frozenset[int]
+    _ids: list[int] = field(default_factory=list, init=False)
     _num_sampled: int = field(default=0, init=False)
+    _num_in: deque[int] = field(default_factory=deque, init=False)
+
+    def expect(self, num_in: int) -> None:
+        """Another turn was sent, of so many positions."""
+        self._num_in.append(num_in)
 
     def feed(self, token_ids: Sequence[int], finish_reason: str | None) -> Iterator[TurnOutput]:
-        spoken = sampled = 0
         for token in token_ids:
-            sampled += 1
+            self._ids.append(token)
             self._num_sampled += 1
-            stop = token in self.stop_ids
-            spoken += not stop
-            if stop or self._num_sampled == self.max_tokens:
-                yield TurnOutput(num_tokens=spoken, num_sampled=sampled, turn_done=True)
-                spoken = sampled = self._num_sampled = 0
+            if token in self.stop_ids or self._num_sampled == self.max_tokens:
+                yield self._end_turn()
         if self._num_sampled and finish_reason == "length":  # cut short of max_tokens: the session met max_model_len
-            self._num_sampled = 0
-            yield TurnOutput(num_tokens=spoken, num_sampled=sampled, turn_done=True, hit_max_len=True)
-        elif sampled:
-            yield TurnOutput(num_tokens=spoken, num_sampled=sampled, turn_done=False)
+            yield self._end_turn(hit_max_len=True)
+        elif self._ids:
+            yield self._take()
+
+    def _end_turn(self, hit_max_len: bool = False) -> TurnOutput:
+        self._num_sampled = 0
+        num_in = self._num_in.popleft() if self._num_in else None
+        return replace(self._take(), turn_done=True, hit_max_len=hit_max_len, num_in=num_in)
+
+    def _take(self) -> TurnOutput:
+        """What came since the last output."""
+        ids, self._ids = tuple(self._ids), []
+        num_spoken = sum(token not in self.stop_ids for token in ids)
+        return TurnOutput(num_tokens=num_spoken, num_sampled=len(ids), turn_done=False, token_ids=ids)

@@ -3,9 +3,11 @@
 Importing this module imports what all processes need; attention code is imported where it runs.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from vllm.config import (
     VllmConfig,
     get_current_vllm_config_or_none,
@@ -101,3 +103,45 @@ def rotary_embeddings() -> list[Any]:
     from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
 
     return list(_ROPE_DICT.values())
+
+
+def wrap_once(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Have `owner.name(...)` answer with `wrapper(original, ...)`."""
+    original = getattr(owner, name)
+    if getattr(original, "metronome_wraps", None) is not None:
+        return
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    wrapped.metronome_wraps = original  # type: ignore[attr-defined]
+    setattr(owner, name, wrapped)
+
+
+def mrope_audio_models() -> list[Any]:
+    """Model classes that hear audio and rotate by M-RoPE; none where torchvision, which they import, is missing."""
+    try:
+        from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerForConditionalGeneration
+        from vllm.model_executor.models.qwen3_omni_moe_thinker import Qwen3OmniMoeThinkerForConditionalGeneration
+    except ImportError:
+        return []
+    return [Qwen2_5OmniThinkerForConditionalGeneration, Qwen3OmniMoeThinkerForConditionalGeneration]
+
+
+def minicpmo_info() -> Any:
+    from vllm.model_executor.models.minicpmo import MiniCPMOProcessingInfo
+
+    return MiniCPMOProcessingInfo
+
+
+def scheduler_output() -> Any:
+    """The module that describes a request to the worker."""
+    from vllm.v1.core.sched import output
+
+    return output
+
+
+def text_positions(num_tokens: int) -> torch.Tensor:
+    """M-RoPE positions of tokens that stand one after the other, [3, num_tokens]."""
+    return torch.arange(num_tokens).expand(3, -1).contiguous()
