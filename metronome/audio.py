@@ -22,6 +22,7 @@ SPEECH_DBFS = -23.0  # clips differ by 35 dB in level; a call does not
 PAUSE_S = (0.3, 0.8)  # between clips: the usual gap between turns of a conversation
 # Mean and spread of log10 mel energy over data/speech at SPEECH_DBFS: centred features use the whole codebook.
 _MEL_MEAN, _MEL_STD, _MEL_FLOOR = -2.73, 1.71, 1e-6
+DIALOGUE = Path(".cache/dialogue")  # optional: there once scripts/fetch_dialogue.py has run
 SUFFIXES = frozenset(f".{name.lower()}" for name in sf.available_formats()) | {".opus", ".aif", ".oga"}
 
 
@@ -54,9 +55,10 @@ def find_clips(folder: Path) -> list[Path]:
     clips = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES) if folder.is_dir() else []
     if not clips:
         what = "holds no audio" if folder.is_dir() else "is no directory"
-        raise ValueError(
-            f"speech.dir={folder}: {what}; point it at a directory of audio files, e.g. speech.dir=data/speech"
-        )
+        fix = "point it at a directory of audio files, e.g. speech.dir=data/speech"
+        if folder == DIALOGUE:
+            fix = "make it: python scripts/fetch_dialogue.py"
+        raise ValueError(f"speech.dir={folder}: {what}; {fix}")
     return clips
 
 
