@@ -7,7 +7,8 @@ from typing import Any
 from experiments import sweep
 from experiments.points import kv_name
 from experiments.progress import Columns, number
-from experiments.schema import Admission, Run
+from experiments.schema import Run
+from experiments.sections import Admission
 from metronome.admission import AimdLimit, FixedLimit, GrowthAwareLimit, Limit, Unlimited
 from metronome.backends.base import EngineInfo
 from metronome.control import Controller

@@ -13,7 +13,7 @@ from experiments import sweep
 from experiments.closed_loop import ClosedCall
 from experiments.points import facts
 from experiments.progress import Columns, number, spread
-from experiments.schema import Capacity
+from experiments.sections import Capacity
 from metronome.backends.base import Backend, EngineInfo
 from metronome.capacity import Bracket, estimate, find_ceiling, find_n_star, keeps, ladder_levels, measure, spearman
 from metronome.frames import NS_PER_MS, NS_PER_S, FrameStatus, SessionSpec

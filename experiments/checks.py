@@ -1,14 +1,15 @@
 """What no single key of a configuration shows: whether its parts fit each other. Refused by key, value and fix."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from experiments import checkpoints
 from metronome.stats import MIN_LEVELS
 from metronome.texts import find_texts
 from metronome.window import Bound, blocks_for
 
 if TYPE_CHECKING:
-    from experiments.schema import Ablation, Admission, Capacity, LongCall, Run, Saturation
+    from experiments.schema import Run
+    from experiments.sections import Ablation, Admission, Capacity, LongCall, Saturation
 
 
 class ConfigError(ValueError):
@@ -19,6 +20,10 @@ def check(run: "Run") -> None:
     """What no single key shows."""
     if not run.kv.modes:
         raise ConfigError("kv.modes=[]: name at least one of unbounded, window")
+    if run.generality:
+        for case in run.cases().values():
+            check(case)
+        return
     if not run.workload.sessions:
         raise ConfigError("workload.sessions=[]: name at least one number of sessions, e.g. workload.sessions=[8]")
     for key, values in (("workload.sessions", run.workload.sessions), ("kv.modes", run.kv.modes)):
@@ -46,9 +51,16 @@ def check(run: "Run") -> None:
         _check_ablation(run, run.ablation)
     elif run.long_call:
         _check_long_call(run, run.long_call)
-    else:
+    elif run.model.backend == "vllm":
         for mode in run.kv.modes:
             _check_pool(run, run.bound(mode))
+    if ("own" in run.kv.modes) != (run.model.backend != "vllm") or len(run.kv.modes) > 1 and "own" in run.kv.modes:
+        raise ConfigError(
+            f"kv.modes={run.kv.modes}: {run.model.name} is served by {run.model.backend}, and 'own' is the one mode of "
+            "a backend that keeps its cache by itself; set kv=own for it, and another kv for all others"
+        )
+    if "recycle" in run.kv.modes:
+        _check_recycling(run)
     if run.saturation:
         _check_saturation(run, run.saturation)
     if run.capacity:
@@ -75,6 +87,28 @@ def _check_pool(run: "Run", bound: Bound | None) -> None:
         raise ConfigError(
             f"engine.num_blocks={engine.num_blocks}: {usable} usable blocks cannot hold one session, "
             f"which needs {need}; set {fix}"
+        )
+
+
+def _check_recycling(run: "Run") -> None:
+    """A request must outlive its first frame, and all of them must fit the pool."""
+    kv, tokens, engine = run.kv, run.frame_tokens, run.engine
+    if run.model.audio or run.model.turns_vary:
+        raise ConfigError(
+            f"kv.modes={kv.modes}: {run.model.name} hears audio or ends its turns by itself; mode 'recycle' computes "
+            "token ids once more, in turns of one length: leave it out"
+        )
+    least = (kv.window or 0) + kv.sinks + 2 * (tokens.num_in + tokens.num_out)
+    if kv.window is None or kv.recycle_at is None or kv.recycle_at < least:
+        raise ConfigError(
+            f"kv.recycle_at={kv.recycle_at}: mode 'recycle' needs kv.window, and a limit of {least} tokens or more: "
+            "what is kept, and two frames"
+        )
+    need = max(run.workload.sessions) * blocks_for(kv.recycle_at, engine.block_size)
+    if need > engine.num_blocks - 1:
+        raise ConfigError(
+            f"kv.recycle_at={kv.recycle_at}: {max(run.workload.sessions)} sessions of it take {need} blocks; raise "
+            f"engine.num_blocks to {need + 1} or lower it"
         )
 
 
@@ -155,9 +189,11 @@ def _check_long_call(run: "Run", call: "LongCall") -> None:
 def _check_files(run: "Run") -> None:
     from metronome.audio import LogMelCodec, find_clips  # brings librosa: only once the rest is known to be right
 
-    checkpoint = run.model.checkpoint
-    local = checkpoint.startswith((".", "/"))  # else a hub id
-    if run.target.name == "vllm" and local and not (Path(checkpoint) / "config.json").exists():
-        raise ConfigError(f"model.checkpoint={checkpoint}: no checkpoint there; build it with: make setup")
-    LogMelCodec(tokens_per_second=run.model.tokens_per_second)
+    if run.target.name == "vllm":
+        checkpoints.check(run.model)
+    if run.workload.says == "text":
+        find_texts(run.workload.text_dir)
+        return
+    if not run.model.audio:
+        LogMelCodec(tokens_per_second=1000 * run.frame_tokens.num_in / run.workload.period_ms)
     find_clips(run.speech.dir)

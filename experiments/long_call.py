@@ -16,12 +16,14 @@ from experiments.enginelog import starting
 from experiments.manifest import Manifest
 from experiments.points import engine_options, facts, policy_name
 from experiments.progress import Columns, Progress, number, spread
-from experiments.schema import LongCall, Run
+from experiments.schema import Run
+from experiments.sections import LongCall
 from metronome.backends.base import Backend
 from metronome.frames import NS_PER_MS, FrameStatus
 from metronome.stats import engine_latency_ns, slope_interval
+from metronome.tables import Score
 from metronome.texts import find_texts, mix, segment_means
-from metronome.trace import PointSink, Score, Trace, TraceWriter
+from metronome.trace import PointSink, Trace, TraceWriter
 from metronome.window import Bound
 
 COLUMNS: Columns = {

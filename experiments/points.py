@@ -5,18 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.manifest import hardware
-from experiments.schema import Run
-from metronome.backends.base import EngineInfo
-from metronome.trace import PointFacts
+from experiments.schema import Run, kv_name
+from metronome.backends.base import Backend, EngineInfo
+from metronome.backends.null import NullBackend
+from metronome.backends.recycling import RecyclingBackend
+from metronome.tables import PointFacts
 from metronome.window import Bound
 
 if TYPE_CHECKING:
     from metronome.backends.vllm_engine import EngineOptions
-
-
-def kv_name(bound: Bound | None) -> str:
-    """A KV mode's name in every table."""
-    return f"window{bound.window}+{bound.sinks}" if bound else "unbounded"
 
 
 def policy_name(bound: Bound | None) -> str:
@@ -24,8 +21,10 @@ def policy_name(bound: Bound | None) -> str:
     return f"{kv_name(bound)}-{bound.positions}" if bound else kv_name(bound)
 
 
-def facts(run: Run, point_id: str, info: EngineInfo, bound: Bound | None, **served: Any) -> PointFacts:
-    """served: the sessions, where there are any."""
+def facts(
+    run: Run, point_id: str, info: EngineInfo, bound: Bound | None, kv: str | None = None, **served: Any
+) -> PointFacts:
+    """served: the sessions, where there are any. kv: the mode's name, where the bound does not say it."""
     return PointFacts(
         point_id=point_id,
         experiment=run.name,
@@ -33,7 +32,7 @@ def facts(run: Run, point_id: str, info: EngineInfo, bound: Bound | None, **serv
         model=run.model.name,
         weights=run.model.weights,
         hardware=hardware(),
-        kv=kv_name(bound),
+        kv=kv or kv_name(bound),
         window=bound.window if bound else None,
         sinks=bound.sinks if bound else None,
         positions=bound.positions if bound else None,
@@ -41,6 +40,7 @@ def facts(run: Run, point_id: str, info: EngineInfo, bound: Bound | None, **serv
         block_size=info.block_size,
         max_model_len=info.max_model_len,
         engine_dtype=info.dtype,
+        stream_fixes=info.stream_fixes,
         **served,
     )
 
@@ -61,4 +61,20 @@ def engine_options(
         bound={"window": bound.window, "sinks": bound.sinks, "positions": bound.positions} if bound else None,
         log_file=directory / "engine.log",
         report_dir=reports,
+    )
+
+
+def make_backend(run: Run, directory: Path, mode: str, kv: str) -> Backend:
+    """The engine of one KV mode."""
+    engine, tokens_out = run.engine, run.model.tokens_out
+    if run.target.name == "null":
+        return NullBackend(tokens_out=tokens_out, num_blocks=engine.num_blocks - 1, block_size=engine.block_size)
+    from metronome.backends.vllm_stream import VllmStreamBackend  # seconds to import: only if used
+
+    inner = VllmStreamBackend(run.model, engine_options(run, directory, kv, run.bound(mode)))
+    if mode != "recycle":
+        return inner
+    assert run.kv.window is not None and run.kv.recycle_at is not None
+    return RecyclingBackend(
+        inner, window=run.kv.window, sinks=run.kv.sinks, limit=run.kv.recycle_at, tokens_out=tokens_out
     )

@@ -57,7 +57,8 @@ def _execute(run: schema.Run, directory: Path) -> None:
         manifest.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", repr(error))
         raise
     manifest.close("complete")
-    title = f"{run.name}: {run.model.name} ({run.model.weights} weights) on {run.target.name}"
+    model = "" if run.generality else f" {run.model.name} ({run.model.weights} weights)"
+    title = f"{run.name}:{model} on {run.target.name}"
     progress.table(results, experiment.COLUMNS, title, experiment.CAPTION)
     sys.stdout.write(f"written to {directory}\n")
 
@@ -72,6 +73,8 @@ def _module(run: schema.Run) -> ModuleType:
         "capacity": run.capacity,
         "overload": run.admission and run.admission.steps,
         "admission": run.admission,
+        "generality": run.generality,
+        "recycling": "recycle" in run.kv.modes,
     }
     name = next((name for name, section in sections.items() if section), "sweep")
     return importlib.import_module(f"experiments.{name}")

@@ -2,190 +2,37 @@
 
 import difflib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from experiments import profiles
 from experiments.checks import ConfigError, check
+from experiments.sections import (
+    Ablation,
+    Admission,
+    Capacity,
+    Engine,
+    Generality,
+    Kv,
+    LongCall,
+    ModelCase,
+    Out,
+    Repeat,
+    Saturation,
+    Speech,
+    Target,
+    WorkloadSweep,
+)
 from metronome.models import ModelProfile
-from metronome.saturation import FrameTokens
+from metronome.saturation import FrameTokens, predict_t_sat_ns
 from metronome.window import Bound
-from metronome.workload import Workload
-
-_strict = ConfigDict(extra="forbid")
-Positive = Annotated[int, Field(ge=1)]
 
 
-@dataclass(frozen=True, kw_only=True, config=_strict)
-class Kv:
-    """The KV modes to run, and the bound of mode "window". Sizes in tokens."""
-
-    modes: list[Literal["unbounded", "window"]]
-    window: int | None = None
-    sinks: int = 0
-    positions: str = "anchor"
-
-
-@dataclass(frozen=True, kw_only=True, config=_strict)
-class Engine:
-    """vLLM's own options by vLLM's own names; num_blocks is its num_gpu_blocks_override."""
-
-    num_blocks: Positive
-    block_size: Positive
-    max_model_len: Positive
-    max_num_seqs: Positive
-    max_num_batched_tokens: Positive
-    enforce_eager: bool
-    seed: int
-    stream_fixes: bool  # of sessions that hear audio: see metronome.plugin.stream_fixes
-
-
-@dataclass(frozen=True, kw_only=True, config=_strict)
-class WorkloadSweep(Workload):
-    """A workload for each number of sessions in `sessions`; `seed` draws what each session hears.
-
-    says: what a frame holds, speech or text. tokens_in: its input tokens; None: as many as the model makes of a period
-    of speech.
-    """
-
-    name: str
-    sessions: list[int]
-    seed: int
-    says: Literal["speech", "text"] = "speech"
-    tokens_in: Positive | None = None
-
-
-@dataclass(frozen=True, kw_only=True, config=_strict)
-class Target:
-    name: Literal["vllm", "null"]
-
-
-@dataclass(frozen=True, kw_only=True, config=_strict)
-class Speech:
-    dir: Path
-
-
-@dataclass(frozen=True, kw_only=True, config=_strict)
-class Out:
-    dir: Path | None
-    sample_ms: Positive  # the pool is sampled this often
-
-
-@dataclass(frozen=True, kw_only=True, config=_strict)
-class BoundChoice:
-    window: int
-    sinks: int
-    positions: str
-
-    def bound(self, block_size: int) -> Bound:
-        return Bound(window=self.window, sinks=self.sinks, positions=self.positions, block_size=block_size)
-
-
-@dataclass(frozen=True, kw_only=True, config=_strict)
-class Ablation:
-    """Texts of twice `trained_len`, scored and continued under each bound, and by the unbounded engine up to it.
-
-    Sizes in tokens.
-    """
-
-    text_dir: Path
-    texts: list[str]
-    trained_len: Positive
-    segment: Positive
-    turn_tokens: Positive
-    prompt_tokens: Positive
-    continue_tokens: Positive
-    continuations: Positive
-    bounds: list[BoundChoice]
-
-
-@dataclass(frozen=True, kw_only=True, config=_strict)
-class LongCall:
-    """One session of `num_tokens`, under each bound, and unbounded until its `border`. Sizes in tokens."""
-
-    text_dir: Path
-    num_tokens: Positive
-    frame_tokens: Positive
-    border: Positive
-    bounds: list[BoundChoice]
-
-
-@dataclass(frozen=True, kw_only=True, config=_strict)
-class Repeat:
-    """Every point is run `runs` times on each of `batches` engines; only how long sessions last differs."""
-
-    batches: Positive
-    runs: Positive
-
-
-@dataclass(frozen=True, kw_only=True, config=_strict)
-class Saturation:
-    """The paper's line is fitted to each point until the pool is `fit_until` full, and extended from there."""
-
-    fit_until: Annotated[float, Field(gt=0, lt=1)]
-
-
-@dataclass(frozen=True, kw_only=True, config=_strict)
-class Capacity:
-    """N* is the largest N whose p95 stays below `target_fraction` of the deadline, judged after `warm_up_s`.
-
-    The search is run `repeats` times, with other phases; the pool is filled `ceilings` times with sessions of
-    `ceiling_frames` frames.
-    """
-
-    warm_up_s: Annotated[float, Field(ge=0)]
-    target_fraction: Annotated[float, Field(gt=0, le=1)]
-    repeats: Positive
-    ceilings: Annotated[int, Field(ge=0)]
-    ceiling_frames: Positive
-
-
-@dataclass(frozen=True, kw_only=True, config=_strict)
-class Aimd:
-    """See metronome.admission.AimdLimit."""
-
-    start: float
-    floor: float
-    ceiling: float
-    increase: float
-    decrease: float
-    in_use: float
-
-
-@dataclass(frozen=True, kw_only=True, config=_strict)
-class Case:
-    """One policy on the engine of one KV mode."""
-
-    kv: Literal["unbounded", "window"]
-    policy: Literal["none", "fixed", "aimd", "growth"]
-
-
-@dataclass(frozen=True, kw_only=True, config=_strict)
-class Admission:
-    """Callers come by chance and stay for workload.mean_lifetime_s in the mean.
-
-    offered: sessions that would be in, were all let in; one entry per equal part of the duration. n_star: sessions, as
-    `+exp=capacity` measured them; policy "fixed" admits so many. Policies look at windows of `control_ms`, AIMD for a
-    p95 of `target_fraction` of the deadline.
-    """
-
-    offered: list[float]
-    n_star: Annotated[float, Field(ge=1)]
-    control_ms: Positive
-    max_wait_ms: Annotated[int, Field(ge=0)]
-    shed: bool
-    target_fraction: Annotated[float, Field(gt=0, le=1)]
-    aimd: Aimd
-    growth_margin: Annotated[float, Field(ge=0)]
-    cases: list[Case]
-    steps: bool = False  # judge each part of the duration by itself
-
-
-@dataclass(frozen=True, kw_only=True, config=_strict)
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Run:
     """One run, as it will be executed."""
 
@@ -205,6 +52,32 @@ class Run:
     saturation: Saturation | None = None
     capacity: Capacity | None = None
     admission: Admission | None = None
+    generality: Generality | None = None
+
+    def cases(self) -> "dict[str, Run]":
+        """Each case as a run of its own."""
+        assert self.generality is not None
+        return {name: self._case(case, self.generality.fill_by) for name, case in self.generality.cases.items()}
+
+    def _case(self, case: ModelCase, fill_by: float) -> "Run":
+        kv = replace(self.kv, positions=case.positions or self.kv.positions, modes=case.modes or self.kv.modes)
+        run = replace(self, model=case.model, workload=case.workload, kv=kv, generality=None)
+        if run.workload.sessions:
+            return run
+        return replace(run, workload=replace(run.workload, sessions=[run.marginal_sessions(fill_by)]))
+
+    def marginal_sessions(self, fill_by: float) -> int:
+        """The fewest sessions that fill the unbounded pool by then, as the block arithmetic says."""
+        engine, end_ns = self.engine, fill_by * self.workload.duration_ns
+        for num_sessions in range(1, engine.max_num_seqs + 1):
+            specs = self.workload.make_sessions(num_sessions, self.workload.seed)
+            t_sat = predict_t_sat_ns(specs, self.frame_tokens, engine.num_blocks - 1, engine.block_size)
+            if t_sat is not None and t_sat <= end_ns:
+                return num_sessions
+        raise ConfigError(
+            f"generality.fill_by={fill_by}: engine.max_num_seqs={engine.max_num_seqs} sessions of {self.model.name} do "
+            "not fill the pool by then; lower engine.num_blocks or lengthen workload.duration_s"
+        )
 
     @property
     def frame_tokens(self) -> FrameTokens:
@@ -213,7 +86,7 @@ class Run:
 
     def bound(self, mode: str) -> Bound | None:
         """The KV bound of a mode, None for the unbounded engine."""
-        if mode == "unbounded":
+        if mode != "window":
             return None
         if self.kv.window is None:
             raise ConfigError("kv.window=null: mode 'window' needs a size in tokens, e.g. kv.window=256")
@@ -223,6 +96,14 @@ class Run:
             positions=self.kv.positions,
             block_size=self.engine.block_size,
         )
+
+    def kv_name(self, mode: str) -> str:
+        """A KV mode's name in every table."""
+        return f"recycle{self.kv.window}+{self.kv.sinks}" if mode == "recycle" else kv_name(self.bound(mode))
+
+
+def kv_name(bound: Bound | None) -> str:
+    return f"window{bound.window}+{bound.sinks}" if bound else "unbounded"
 
 
 def load(config: DictConfig) -> Run:

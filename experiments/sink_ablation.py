@@ -19,10 +19,12 @@ from experiments.enginelog import starting
 from experiments.manifest import Manifest
 from experiments.points import engine_options, facts, policy_name
 from experiments.progress import Columns, Progress, spread
-from experiments.schema import Ablation, Run
+from experiments.schema import Run
+from experiments.sections import Ablation
 from metronome.stats import bootstrap_interval
+from metronome.tables import Score
 from metronome.texts import Dialogue, distinct_ngrams, longest_loop, read_dialogue, segment_means, swap_halves
-from metronome.trace import PointSink, Score, TraceWriter
+from metronome.trace import PointSink, TraceWriter
 from metronome.window import Bound
 
 COLUMNS: Columns = {

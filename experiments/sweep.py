@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from experiments.enginelog import starting
 from experiments.manifest import Manifest
-from experiments.points import engine_options, facts, kv_name
+from experiments.points import facts, make_backend
 from experiments.progress import Columns, Progress, number
+from experiments.said import Turns, make_turns
 from experiments.schema import Run
-from metronome.audio import SAMPLE_RATE_HZ, Audio, LogMelCodec, find_clips, join_clips, level, read
 from metronome.backends.base import Backend, EngineInfo
-from metronome.backends.null import NullBackend
 from metronome.control import Controller
 from metronome.frames import NS_PER_MS, NS_PER_S, SessionSpec
 from metronome.runtime import PointRun
@@ -54,8 +51,6 @@ CAPTION = (
 _DRAINED_S = 10.0  # a healthy engine frees ended sessions in milliseconds
 _SWITCH_S = 0.001  # Python's 5 ms would let the trace's writer hold up a frame for half of what counts as late
 
-Turns = list[list[list[int]]]  # [line][frame][token]
-
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -65,10 +60,11 @@ class Point:
     sessions: int
     batch: int = 0
     repeat: int | None = None  # where the point is run more than once
+    case: str | None = None  # where models or workloads are compared
 
     @property
     def point_id(self) -> str:
-        name = f"{self.kv}-n{self.sessions}"
+        name = f"{self.kv}-n{self.sessions}" if self.case is None else f"{self.case}-{self.kv}-n{self.sessions}"
         return name if self.repeat is None else f"{name}-b{self.batch}-r{self.repeat}"
 
     @property
@@ -90,10 +86,9 @@ def make_points(run: Run) -> list[Point]:
     """All points, batch by batch and KV mode by KV mode, so that neighbours share an engine."""
     batches, runs = (run.repeat.batches, run.repeat.runs) if run.repeat else (1, None)
     return [
-        Point(mode, kv_name(bound), bound, num_sessions, batch, repeat)
+        Point(mode, run.kv_name(mode), run.bound(mode), num_sessions, batch, repeat)
         for batch in range(batches)
         for mode in run.kv.modes
-        for bound in [run.bound(mode)]
         for num_sessions in run.workload.sessions
         for repeat in ([None] if runs is None else range(runs))
     ]
@@ -134,27 +129,14 @@ class Experiment:
         return result
 
     def _hear(self, num_lines: int) -> Turns:
-        """What is said on every line, frame by frame; each line hears other material, drawn by workload.seed."""
-        self._progress.note("reading speech")
-        run = self._run
-        clips: list[Audio] = [level(read(path)) for path in find_clips(run.speech.dir)]
-        codec = LogMelCodec(
-            tokens_per_second=run.model.tokens_per_second,
-            codebook_size=run.model.num_audio_tokens,
-            first_token=run.model.first_audio_token,
-        )
-        num_samples = run.workload.num_frames * run.workload.period_ms * SAMPLE_RATE_HZ // 1000
-        shape = (run.workload.num_frames, run.frame_tokens.num_in)
-        return [
-            np.reshape(codec.encode(join_clips(clips, num_samples, (run.workload.seed, i))), shape).tolist()
-            for i in range(num_lines)
-        ]
+        self._progress.note(f"reading {self._run.workload.says}")
+        return make_turns(self._run, num_lines)
 
     async def _replace_engine(self, point: Point) -> None:
         await self._stop_engine()
         self._progress.note(f"starting the engine for {point.kv}")
         with starting(self._directory / "engine.log"):
-            self._backend = self._make_backend(point)
+            self._backend = make_backend(self._run, self._directory, point.mode, point.kv)
             await self._backend.start()
         self._engine_key = point.engine_key
         self._manifest.add_engine(kv=point.kv, **dataclasses.asdict(self._backend.info))
@@ -164,22 +146,15 @@ class Experiment:
             await self._backend.stop()
             self._backend = None
 
-    def _make_backend(self, point: Point) -> Backend:
-        engine = self._run.engine
-        if self._run.target.name == "null":
-            return NullBackend(
-                tokens_out=self._run.model.tokens_out, num_blocks=engine.num_blocks - 1, block_size=engine.block_size
-            )
-        from metronome.backends.vllm_stream import VllmStreamBackend  # seconds to import: only if used
-
-        return VllmStreamBackend(self._run.model, engine_options(self._run, self._directory, point.kv, point.bound))
-
     def served(self, point: Point) -> dict[str, Any]:
         """The sessions, as the trace's points table has them."""
         workload, tokens = self._run.workload, self._run.frame_tokens
         seeded = workload.mean_lifetime_s is not None or workload.phases == "random"
         return {
+            "workload": workload.name,
             "sessions": point.sessions,
+            "burst_frames": workload.burst_frames,
+            "silence_periods": workload.silence_periods,
             "repeat_idx": point.repeat,
             "phases": workload.phases,
             "mean_lifetime_ns": None if workload.mean_lifetime_s is None else int(workload.mean_lifetime_s * NS_PER_S),
@@ -198,10 +173,10 @@ class Experiment:
         specs = self.specs(point)
         tokens, period_ns = run.frame_tokens, run.workload.period_ns
         held = point.bound.held_tokens if point.bound else lambda n: n
-        sink = writer.point(facts(run, point.point_id, info, point.bound, **self.served(point)))
+        sink = writer.point(facts(run, point.point_id, info, point.bound, point.kv, **self.served(point)))
         shell = PointRun(
             [PeriodicSession(spec, tokens.num_in, held) for spec in specs],
-            [turns[spec.line % len(turns)][spec.start_ns // period_ns :][: spec.num_frames] for spec in specs],
+            [turns[spec.line % len(turns)][spec.first_frame :][: spec.num_frames] for spec in specs],
             self._backend,
             sink,
             sample_ns=run.out.sample_ms * NS_PER_MS,
@@ -241,7 +216,7 @@ class Experiment:
 
     def predict(self, point: Point, specs: Sequence[SessionSpec], info: EngineInfo) -> int | None:
         """When the pool is full; None: never, or nobody can say."""
-        if self._run.model.turns_vary:  # only odds can be given
+        if self._run.model.turns_vary or point.mode == "recycle":  # only odds can be given; it is built to fit
             return None
         return predict_t_sat_ns(specs, self._run.frame_tokens, info.num_blocks, info.block_size, point.bound)
 

@@ -27,6 +27,8 @@ def workload_of(point: Any) -> Workload:
         duration_s=point.duration_ns / NS_PER_S,
         phases=point.phases,
         mean_lifetime_s=None if pd.isna(point.mean_lifetime_ns) else point.mean_lifetime_ns / NS_PER_S,
+        burst_frames=None if pd.isna(point.burst_frames) else int(point.burst_frames),
+        silence_periods=0 if pd.isna(point.silence_periods) else int(point.silence_periods),
     )
 
 

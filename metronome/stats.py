@@ -76,11 +76,17 @@ def find_collapse_ns(frames: pd.DataFrame, period_ns: int) -> float | None:
     frames = _admitted(frames)
     if not len(frames):
         return None
-    first_ns, last_ns = float(frames.release_ns.min()), float(frames.release_ns.max())
-    times = np.concatenate([[first_ns], token_times_ns(frames), [np.inf]])
+    release = np.sort(frames.release_ns.to_numpy(dtype=float))
+    times = np.concatenate([[release[0]], token_times_ns(frames), [np.inf]])
     for before, after in zip(times[:-1], times[1:], strict=True):
+        if after - before <= COLLAPSE_PERIODS * period_ns:
+            continue
+        # Where nobody waits for an answer the engine is silent by right: what counts begins with the next frame.
+        waits = ((frames.release_ns <= before) & (done_ns(frames) > before)).any()
+        later = release[release > before]
+        begin = before if waits or not len(later) else later[0]
         # The silence must end in input, or the sessions had simply nothing left to say.
-        if after - before > COLLAPSE_PERIODS * period_ns and last_ns >= before + COLLAPSE_PERIODS * period_ns:
+        if after - begin > COLLAPSE_PERIODS * period_ns and release[-1] >= begin + COLLAPSE_PERIODS * period_ns:
             return float(before)
     return None
 
@@ -101,6 +107,12 @@ def find_overload_ns(frames: pd.DataFrame, period_ns: int) -> float | None:
         return None
     arrived, answered = (release > start).sum(), ((done > start) & (done <= end)).sum()
     return start if answered < _KEEPS_UP * arrived else None
+
+
+def recycled_frames(point: pd.Series, frames: pd.DataFrame) -> NDArray[np.bool_]:
+    """Frames whose input held tokens that the session had sent or said before (claim C12)."""
+    found: NDArray[np.bool_] = (frames.tokens_in > point.tokens_in).to_numpy(dtype=bool)
+    return found
 
 
 def _admitted(frames: pd.DataFrame) -> pd.DataFrame:

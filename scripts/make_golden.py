@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow as pa
 
 from metronome import trace
+from metronome.tables import SCHEMAS
 
 _LISTS = ("ttft_ms", "inter_token_ms")
 _MAX_BYTES = 500_000
@@ -93,7 +94,7 @@ def main() -> None:
     for name, table in tables.items():
         if not len(table):
             continue
-        arrow = pa.Table.from_pandas(table, schema=trace.SCHEMAS[name], preserve_index=False)
+        arrow = pa.Table.from_pandas(table, schema=SCHEMAS[name], preserve_index=False)
         write(arrow, args.out, f"{experiment}.{name}")
 
 

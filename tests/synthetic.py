@@ -1,7 +1,7 @@
 """Traces made by hand, so that tests know the truth."""
 
 from metronome.frames import NS_PER_MS, NS_PER_S, FrameRecord, FrameStatus, PoolSample
-from metronome.trace import PointFacts
+from metronome.tables import PointFacts
 
 PERIOD_NS = NS_PER_S
 
