@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All set-up: .venv with the locked packages, the project installed in it, the SmolLM2 checkpoint, and dialogue.
+# All set-up: .venv with the locked packages, the project installed in it, the checkpoints, and dialogue.
 # Safe to repeat: a finished step leaves a stamp and is skipped, a step that was cut short is done again.
 #   METRONOME_BUILD=cpu|cuda   which build of vLLM (default: cuda where nvidia-smi lists a GPU, else cpu)
 #   PYTHON=...                 which Python 3.11 to build .venv from
@@ -65,6 +65,8 @@ if [[ $(cat $locked 2>/dev/null) != "$key" ]] || ! .venv/bin/python -c '' 2>/dev
   pip_install -r "$lock" -r requirements/dev.txt || die "could not install $lock (pip's own words are above)"
   echo "$key" >$locked
 fi
+# Before anything imports vLLM, and each time: a .venv that was made by hand needs it too.
+[[ $build == cuda ]] || .venv/bin/python scripts/torchvision_on_cpu.py
 
 # 2. The project, editable. vLLM finds the plugin by the entry point that this writes.
 installed=.venv/setup.installed
@@ -78,6 +80,7 @@ fi
 # 3. The models, and the dialogue that is scored.
 .venv/bin/python scripts/build_smollm2.py
 .venv/bin/python scripts/build_tiny.py
+.venv/bin/python scripts/build_omni.py
 [[ -e .cache/text/timon-of-athens.txt ]] || .venv/bin/python scripts/fetch_text.py >/dev/null
 
 say "ready ($build)"
