@@ -217,7 +217,7 @@ _dialogues: dict[int, Dialogue] = {}
 
 
 def _attend() -> None:
-    """Leave a core to the load generator: threads that spin for a core cost far more than they bring. Do not outlive it."""
+    """Leave a core to the load generator, as threads that spin for one cost more than they bring; do not outlive it."""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
     transformers_logging.disable_progress_bar()
     threading.Thread(target=_outlive_nobody, daemon=True).start()
