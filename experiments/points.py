@@ -69,7 +69,12 @@ def make_backend(run: Run, directory: Path, mode: str, kv: str) -> Backend:
     engine, tokens_out = run.engine, run.model.tokens_out
     if run.target.name == "null":
         return NullBackend(tokens_out=tokens_out, num_blocks=engine.num_blocks - 1, block_size=engine.block_size)
-    from metronome.backends.vllm_stream import VllmStreamBackend  # seconds to import: only if used
+    if run.model.backend == "moshi_duplex":
+        from metronome.backends.moshi_duplex import MoshiDuplexBackend  # seconds to import: only if used
+
+        most = max(run.workload.sessions)
+        return MoshiDuplexBackend(run.model.checkpoint, num_slots=most, block_size=engine.block_size, seed=engine.seed)
+    from metronome.backends.vllm_stream import VllmStreamBackend  # likewise
 
     inner = VllmStreamBackend(run.model, engine_options(run, directory, kv, run.bound(mode)))
     if mode != "recycle":

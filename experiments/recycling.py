@@ -24,7 +24,7 @@ COLUMNS: Columns = {
     "missed elsewhere": lambda r: str(r["missed_elsewhere"]),
     "rho max": lambda r: number(r["rho_max"], 2),
 }
-CAPTION = "latencies in ms; missed: frames that were not answered in time; a recycle computes what the session keeps once more"
+CAPTION = "latencies in ms; missed: not answered in time; a recycle computes once more what the session keeps"
 
 
 class Experiment(sweep.Experiment):

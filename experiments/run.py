@@ -58,7 +58,8 @@ def _execute(run: schema.Run, directory: Path) -> None:
         raise
     manifest.close("complete")
     model = "" if run.generality else f" {run.model.name} ({run.model.weights} weights)"
-    title = f"{run.name}:{model} on {run.target.name}"
+    engine = "transformers" if run.model.backend == "moshi_duplex" else run.target.name
+    title = f"{run.name}:{model} on {engine}"
     progress.table(results, experiment.COLUMNS, title, experiment.CAPTION)
     sys.stdout.write(f"written to {directory}\n")
 

@@ -99,7 +99,8 @@ class Run:
 
     def kv_name(self, mode: str) -> str:
         """A KV mode's name in every table."""
-        return f"recycle{self.kv.window}+{self.kv.sinks}" if mode == "recycle" else kv_name(self.bound(mode))
+        names = {"recycle": f"recycle{self.kv.window}+{self.kv.sinks}", "own": "own"}
+        return names.get(mode) or kv_name(self.bound(mode))
 
 
 def kv_name(bound: Bound | None) -> str:

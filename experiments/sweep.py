@@ -216,7 +216,9 @@ class Experiment:
 
     def predict(self, point: Point, specs: Sequence[SessionSpec], info: EngineInfo) -> int | None:
         """When the pool is full; None: never, or nobody can say."""
-        if self._run.model.turns_vary or point.mode == "recycle":  # only odds can be given; it is built to fit
+        if self._run.model.turns_vary:  # only odds can be given
+            return None
+        if point.mode in ("recycle", "own"):  # bounded by what is not the engine: never
             return None
         return predict_t_sat_ns(specs, self._run.frame_tokens, info.num_blocks, info.block_size, point.bound)
 

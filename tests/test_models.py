@@ -1,6 +1,6 @@
 import pytest
 
-from metronome.models import ModelProfile
+from metronome.models import AudioInput, ModelProfile
 
 
 def profile(**changes):
@@ -27,3 +27,23 @@ def test_a_period_that_cuts_a_token_is_refused_with_the_step(period_ms):
 def test_impossible_profiles_are_refused_by_name(changes, key):
     with pytest.raises(ValueError, match=key):
         profile(**changes)
+
+
+HEARS = AudioInput(placeholder="<a>", wrap_tokens=2, wrap_tokens_per_second=2, min_frame_ms=100)
+
+
+@pytest.mark.parametrize(("period_ms", "tokens_in"), [(200, 2 + 2 + 2), (1000, 10 + 2 + 2), (2000, 20 + 2 + 4)])
+def test_positions_around_the_audio_count(period_ms, tokens_in):
+    assert profile(tokens_per_second=10, audio=HEARS).tokens_in(period_ms) == tokens_in
+
+
+def test_a_frame_too_short_to_hear_is_refused_with_the_model_and_the_least():
+    with pytest.raises(ValueError, match="workload.period_ms=80: m hears nothing in frames below 100 ms"):
+        profile(tokens_per_second=12.5, audio=HEARS).tokens_in(80)
+
+
+@pytest.mark.parametrize(("rate", "step_ms"), [(25, 40), (12.5, 80), (13, 1000), (10, 100)])
+def test_the_step_between_periods_is_in_whole_milliseconds(rate, step_ms):
+    with pytest.raises(ValueError, match=f"set a multiple of {step_ms} ms"):
+        profile(tokens_per_second=rate).tokens_in(1001)
+    assert profile(tokens_per_second=rate).tokens_in(step_ms) >= 1

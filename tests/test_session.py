@@ -98,3 +98,14 @@ def test_a_bounded_session_reports_what_its_bound_lets_it_keep():
 def test_frames_out_of_order_are_a_fault_of_the_caller(session):
     with pytest.raises(AssertionError, match="in order"):
         session.sent(1, P)
+
+
+def test_the_engines_own_count_of_positions_takes_the_place_of_the_plan(session):
+    first = answer(session, 0, P // 2, P, num_in=27)
+    assert (first.tokens_in, first.kv_tokens) == (27, 27 + 3)
+    second = answer(session, 1, P // 2 + P, 2 * P)
+    assert (second.tokens_in, second.kv_tokens) == (25, 30 + 25 + 3)
+
+
+def test_a_backend_that_bounds_its_sessions_says_what_they_keep(session):
+    assert answer(session, 0, P // 2, P, num_in=285, num_kept=40).kv_tokens == 40

@@ -197,3 +197,26 @@ def test_a_preempted_session_that_no_longer_fits_is_kv_full_with_blocks_to_spare
         stalled = idx >= 12
         sink.pool(sample(idx, 15 if stalled else 38, 0 if stalled else 1, 2, preemptions=int(stalled)))
     assert stats.summarise(sink.trace()).cause == "kv_full"
+
+
+def test_a_silence_in_which_nobody_speaks_is_no_collapse(tmp_path):
+    """Agents that all think at once leave the engine nothing to answer."""
+    sink = sink_of(tmp_path)
+    for idx in [*range(4), *range(12, 16)]:
+        sink.frame(frame(0, idx))
+    assert stats.find_collapse_ns(sink.trace().frames, PERIOD_NS) is None
+
+
+def test_a_silence_that_outlasts_the_callers_own_is_a_collapse(tmp_path):
+    sink = sink_of(tmp_path)
+    for idx in [*range(4), *range(12, 20)]:
+        sink.frame(frame(0, idx, 200.0 if idx < 4 else None))
+    assert stats.find_collapse_ns(sink.trace().frames, PERIOD_NS) == 3.2 * NS_PER_S
+
+
+def test_frames_that_were_computed_anew_are_found(tmp_path):
+    sink = sink_of(tmp_path)
+    for idx in range(6):
+        sink.frame(frame(0, idx, tokens_in=285 if idx in (2, 5) else 25))
+    trace = sink.trace()
+    assert stats.recycled_frames(trace.points.iloc[0], trace.frames).tolist() == [False, False, True] * 2

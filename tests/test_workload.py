@@ -108,3 +108,45 @@ def test_arrivals_need_a_lifetime_and_a_load():
         workload().make_arrivals([3])
     with pytest.raises(ValueError, match=r"workload.offered=\[0\]: name one load or more"):
         workload(mean_lifetime_s=20).make_arrivals([0])
+
+
+def bursty(**changes):
+    return workload(**({"duration_s": 60, "burst_frames": 4, "silence_periods": 6} | changes))
+
+
+def test_a_session_speaks_in_bursts_and_is_silent_between_them():
+    (spec,) = bursty().make_sessions(1)
+    seconds = [spec.release_ns(k) // NS_PER_S for k in range(spec.num_frames)]
+    assert seconds == [start + k for start in range(0, 60, 10) for k in range(4)]
+
+
+@given(st.integers(1, 12), st.integers(1, 6), st.integers(0, 9), st.integers(1, 80))
+def test_bursts_end_with_the_duration(num_sessions, burst_frames, silence_periods, duration_s):
+    load = bursty(burst_frames=burst_frames, silence_periods=silence_periods, duration_s=duration_s)
+    specs = load.make_sessions(num_sessions)
+    assert len(specs) == num_sessions
+    for spec in specs:
+        assert 1 <= spec.num_frames <= load.num_frames
+    always_on = [s for s in specs if s.start_ns == 0]
+    assert (
+        always_on[0].release_ns(load.num_frames - 1)
+        < duration_s * NS_PER_S
+        <= (always_on[0].release_ns(load.num_frames))
+    )
+
+
+def test_bursts_of_the_lines_come_one_after_the_other():
+    starts = [s.start_ns // NS_PER_S for s in bursty().make_sessions(5)]
+    assert starts == [0, 2, 4, 6, 8]
+    assert {s.start_ns for s in bursty(phases="aligned").make_sessions(5)} == {0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"burst_frames": None}, "workload.silence_periods=6: needs workload.burst_frames"),
+     ({"burst_frames": 0}, "workload.burst_frames=0"),
+     ({"mean_lifetime_s": 30}, "set workload.mean_lifetime_s=null")],
+)  # fmt: skip
+def test_impossible_bursts_are_refused_by_name(changes, message):
+    with pytest.raises(ValueError, match=message):
+        bursty(**changes)

@@ -13,12 +13,11 @@ from metronome.plugin import compat, report
 from metronome.plugin.anchor import SinkAnchor
 from metronome.plugin.compat import (
     CommonAttentionMetadata,
-    FullAttentionSpec,
     VllmConfig,
     logger,
 )
 from metronome.plugin.kv_cache import SinkWindowSpec, describe
-from metronome.plugin.refuse import check_config, refuse_backend, refuse_layer
+from metronome.plugin.refuse import check_config, is_boundable, refuse_backend, refuse_layer
 from metronome.plugin.rotary import find_rotation
 from metronome.plugin.table import WindowTable
 from metronome.window import Bound
@@ -153,7 +152,7 @@ class SinkWindowBackend:
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
         spec = super().customize_spec(spec)  # type: ignore[misc]
-        if cls.config is None or not isinstance(spec, FullAttentionSpec):
+        if cls.config is None or not is_boundable(spec, cls.config):
             return spec
         refuse_layer(spec)
         options = compat.options_of(cls.config) or {}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from metronome.plugin import compat, versions
-from metronome.plugin.compat import FullAttentionSpec, VllmConfig
+from metronome.plugin.compat import FullAttentionSpec, SlidingWindowSpec, VllmConfig
 from metronome.window import OPTIONS_KEY, Bound
 
 KEEP = "set additional_config.metronome.positions to 'keep' or sinks to 0"
@@ -22,10 +22,22 @@ def check_config(config: VllmConfig) -> Bound:
     return bound
 
 
-def refuse_layer(spec: FullAttentionSpec) -> None:
-    """Full-attention layers of a special kind keep all their blocks for a reason of their own."""
-    if type(spec) is not FullAttentionSpec or spec.non_causal:
-        kind = "non-causal" if spec.non_causal else type(spec).__name__
+def is_boundable(spec: Any, config: VllmConfig) -> bool:
+    """Whether a layer's cache is what the bound is for: full attention, or the window that all layers have.
+
+    Such a window is wider than all that the bound holds (`_own_window`), so it never cuts what the bound keeps. In
+    models that mix, layers with a window are bounded already.
+    """
+    if config.cache_config.sliding_window is not None and isinstance(spec, SlidingWindowSpec):
+        return True
+    return isinstance(spec, FullAttentionSpec)
+
+
+def refuse_layer(spec: FullAttentionSpec | SlidingWindowSpec) -> None:
+    """Layers of a special kind keep their blocks for a reason of their own."""
+    non_causal = getattr(spec, "non_causal", False)
+    if type(spec) not in (FullAttentionSpec, SlidingWindowSpec) or non_causal:
+        kind = "non-causal" if non_causal else type(spec).__name__
         raise ValueError(f"{OPTIONS_KEY}: {kind} layers cannot be bounded; leave the option out")
 
 
@@ -64,11 +76,12 @@ def _recurrent(config: VllmConfig, bound: Bound) -> str | None:
 
 def _own_window(config: VllmConfig, bound: Bound) -> str | None:
     window = config.cache_config.sliding_window
-    if window is None:
+    held = bound.max_blocks(config.scheduler_config.max_num_batched_tokens) * bound.block_size
+    if window is None or held <= window:
         return None
     return (
-        f"the model already keeps a window of {window} tokens in every layer, so there is nothing "
-        "to bound; leave the option out"
+        f"the model already keeps a window of {window} tokens in every layer, and the bound would hold up to {held}; "
+        "leave the option out, or set window or max_num_batched_tokens lower"
     )
 
 

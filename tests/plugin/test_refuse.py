@@ -11,13 +11,13 @@ import pytest
 import torch
 from engine import MODEL
 from pool import spec_for
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
 import metronome.plugin
 from metronome.plugin import attention, compat, versions
 from metronome.plugin.attention import SinkWindowBackend, SinkWindowBuilder, SinkWindowImpl
 from metronome.plugin.kv_cache import SinkWindowSpec
-from metronome.plugin.refuse import check_config, refuse_backend, refuse_layer
+from metronome.plugin.refuse import check_config, is_boundable, refuse_backend, refuse_layer
 from metronome.window import Bound
 
 OPTIONS = {"window": 64, "sinks": 4}
@@ -33,7 +33,7 @@ def config_with(options: dict[str, Any] | None = OPTIONS, **changes: Any) -> Any
     parts: dict[str, dict[str, Any]] = {
         "model_config": model,
         "cache_config": {"block_size": 32, "enable_prefix_caching": False, "sliding_window": None},
-        "scheduler_config": {"disable_hybrid_kv_cache_manager": False},
+        "scheduler_config": {"disable_hybrid_kv_cache_manager": False, "max_num_batched_tokens": 512},
         "parallel_config": {
             "decode_context_parallel_size": 1,
             "prefill_context_parallel_size": 1,
@@ -63,8 +63,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "hybrid": ({"model_config__is_hybrid": True}, "recurrent (Mamba, linear-attention) layers"),
     "recurrent": ({"model_config__is_attention_free": True}, "recurrent (Mamba"),
     "own window": (
-        {"cache_config__sliding_window": 4096},
-        "the model already keeps a window of 4096 tokens in every layer",
+        {"cache_config__sliding_window": 512},
+        "the model already keeps a window of 512 tokens in every layer, and the bound would hold up to 640",
     ),
     "mixed without hybrid manager": (
         {"scheduler_config__disable_hybrid_kv_cache_manager": True} | text_config(**MIXED),
@@ -225,3 +225,16 @@ def test_the_user_reads_the_reason() -> None:
         "ValueError: additional_config.metronome: a prefix-cache hit would bring the window "
         "without its sinks; set enable_prefix_caching=False (--no-enable-prefix-caching)"
     ) in done.stdout + done.stderr
+
+
+def test_a_window_wider_than_all_that_the_bound_holds_gives_way_to_it():
+    config = config_with(cache_config__sliding_window=3000)
+    assert check_config(config).window == 64
+    own = SlidingWindowSpec(block_size=32, num_kv_heads=1, head_size=64, dtype=torch.float32, sliding_window=3000)
+    assert is_boundable(own, config)
+    refuse_layer(own)
+
+
+def test_layers_with_a_window_beside_layers_without_stay_as_they_are():
+    local = SlidingWindowSpec(block_size=32, num_kv_heads=1, head_size=64, dtype=torch.float32, sliding_window=3000)
+    assert not is_boundable(local, config_with())

@@ -1,0 +1,63 @@
+"""The repairs of vLLM for sessions of audio, as far as they need no engine."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from metronome.plugin import compat, stream_fixes
+
+
+def features(*modalities):
+    return [SimpleNamespace(modality=modality) for modality in modalities]
+
+
+def test_audio_stands_at_the_positions_of_text_and_nothing_is_walked_over():
+    positions, delta = stream_fixes._positions(pytest.fail, None, [7] * 5, features("audio", "audio"))
+    assert torch.equal(positions, torch.arange(5).repeat(3, 1)) and delta == 0
+
+
+def test_pictures_are_left_to_vllm():
+    def original(model, tokens, found):
+        return "vLLM's", len(tokens)
+
+    assert stream_fixes._positions(original, None, [7] * 5, features("audio", "image")) == ("vLLM's", 5)
+    kept = stream_fixes._strip(lambda f, n, uses_mrope: uses_mrope, features("audio", "video"), 10, uses_mrope=True)
+    assert kept is True
+
+
+def test_audio_that_is_computed_needs_no_description():
+    kept = stream_fixes._strip(lambda f, n, uses_mrope: uses_mrope, features("audio"), 10, uses_mrope=True)
+    assert kept is False
+
+
+@pytest.mark.parametrize(
+    ("counts", "table"), [({"image": 0, "video": 0}, {"audio": 9}), ({"image": 1}, {"image": 4, "audio": 9})]
+)
+def test_the_encoder_cache_has_room_for_audio(counts, table):
+    info = SimpleNamespace(get_max_audio_tokens=lambda: 9)
+    assert stream_fixes._largest_items(lambda i, n, c: {"image": 4}, info, 100, counts) == table
+
+
+def test_a_function_is_wrapped_once():
+    owner = SimpleNamespace(f=lambda x: x)
+    for _ in range(2):
+        compat.wrap_once(owner, "f", lambda original, x: original(x) + 1)
+    assert owner.f(1) == 2
+
+
+def test_nothing_is_touched_unless_asked(monkeypatch):
+    monkeypatch.setenv("METRONOME_STREAM_FIXES", "0")
+    monkeypatch.setattr(compat, "wrap_once", pytest.fail)
+    stream_fixes.register()
+
+
+def test_what_is_repaired_exists_in_this_vllm(monkeypatch):
+    """A new vLLM that moved any of it breaks here."""
+    assert len(compat.mrope_audio_models()) == 2
+    for owner, name in [
+        *((model, "get_mrope_input_positions") for model in compat.mrope_audio_models()),
+        (compat.scheduler_output(), "strip_covered_mm_data"),
+        (compat.minicpmo_info(), "get_mm_max_tokens_per_item"),
+    ]:
+        assert callable(getattr(owner, name))
