@@ -61,6 +61,10 @@ def check(run: "Run") -> None:
         )
     if "recycle" in run.kv.modes:
         _check_recycling(run)
+    if run.session_age and not run.model.audio:
+        raise ConfigError(
+            f"model.name={run.model.name}: hears no audio, which session_age is about; name another model"
+        )
     if run.saturation:
         _check_saturation(run, run.saturation)
     if run.capacity:

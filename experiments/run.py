@@ -75,6 +75,7 @@ def _module(run: schema.Run) -> ModuleType:
         "overload": run.admission and run.admission.steps,
         "admission": run.admission,
         "generality": run.generality,
+        "session_age": run.session_age,
         "recycling": "recycle" in run.kv.modes,
     }
     name = next((name for name, section in sections.items() if section), "sweep")

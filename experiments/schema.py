@@ -23,6 +23,7 @@ from experiments.sections import (
     Out,
     Repeat,
     Saturation,
+    SessionAge,
     Speech,
     Target,
     WorkloadSweep,
@@ -53,6 +54,7 @@ class Run:
     capacity: Capacity | None = None
     admission: Admission | None = None
     generality: Generality | None = None
+    session_age: SessionAge | None = None
 
     def cases(self) -> "dict[str, Run]":
         """Each case as a run of its own."""

@@ -186,6 +186,13 @@ class Admission:
 
 
 @dataclass(frozen=True, kw_only=True, config=_strict)
+class SessionAge:
+    """The run on one engine for each of `stream_fixes`, which engine.stream_fixes then is."""
+
+    stream_fixes: list[bool]
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
 class ModelCase:
     """One model under one workload. positions: of its sinks; modes: of its KV cache; None: as the run has them."""
 

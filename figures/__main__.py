@@ -15,10 +15,13 @@ import pandas as pd
 from figures import (
     admission,
     cliff,
+    generality,
     long_call,
     metastability,
     overload,
+    recycling,
     saturation,
+    session_age,
     silence,
     sinks,
     slope,
@@ -40,6 +43,9 @@ FIGURES: dict[str, ModuleType] = {
         slope_tiny,
         admission,
         overload,
+        generality,
+        recycling,
+        session_age,
     )
 }
 EXPECTED = Path(__file__).parent / "expected"

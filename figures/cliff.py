@@ -13,7 +13,6 @@ from metronome.stats import engine_latency_ns, quantile
 from metronome.trace import Trace
 
 NAME, EXPERIMENT = "cliff", "cliff_sweep"
-_PREDICTED = {"color": "black", "linewidth": 0.8, "linestyle": (0, (1, 2))}
 
 
 def points(trace: Trace) -> pd.DataFrame:
@@ -83,8 +82,8 @@ def _draw_time(ax: Axes, marks: pd.DataFrame, never_ms: float) -> None:
         if len(never):
             ax.annotate(f"N={sessions}", (never.min(), never_ms), (2, 3), textcoords="offset points", fontsize=7)
         if sessions in predicted:
-            ax.axvline(predicted[sessions], **_PREDICTED, zorder=0)
-    ax.plot([], [], **_PREDICTED, label="predicted $t_{sat}$")
+            ax.axvline(predicted[sessions], **style.PREDICTED, zorder=0)
+    ax.plot([], [], **style.PREDICTED, label="predicted $t_{sat}$")
     ax.set_xlabel("time of the frame's release (s)")
     ax.set_title("(a) median of the frame over sessions")
 

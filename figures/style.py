@@ -14,6 +14,7 @@ UNBOUNDED, WINDOW, MUTED = (
     "#0072b2",
     "#777777",
 )  # Okabe and Ito: told apart without colour vision, and in grey
+PREDICTED = {"color": "black", "linewidth": 0.8, "linestyle": (0, (1, 2))}
 KV_STYLE = {
     True: {"color": WINDOW, "marker": "o", "linestyle": "-"},  # bounded
     False: {"color": UNBOUNDED, "marker": "s", "linestyle": "-"},
@@ -44,13 +45,16 @@ def use() -> None:
 
 
 def provenance(trace: Trace) -> str:
-    """What the face of a figure must say: engine, model, weights, machine."""
+    """What the face of a figure must say: engine, model, weights, machine, and what the speech is to the model."""
     point = trace.points.iloc[0]
     engine = {"vllm": "real vLLM engine"}.get(point.engine, f"{point.engine} engine")
+    if trace.points.model.nunique() > 1:  # then every panel says its own
+        return f"{engine}, {point.engine_dtype}, {point.hardware}; real speech, as audio where the model hears it"
     weights = "real weights" if point.weights == "real" else "tiny random weights"
     numbers = weights if pd.isna(point.engine_dtype) else f"{weights}, {point.engine_dtype}"
     model = f"{point.model} ({numbers})"
-    return f"{engine}, {model}, {point.hardware}; real speech as codec load"
+    speech = "real speech as codec load" if pd.isna(point.stream_fixes) else "real speech as audio"
+    return f"{engine}, {model}, {point.hardware}; {speech}"
 
 
 def save(figure: Figure, out: Path, name: str) -> list[Path]:

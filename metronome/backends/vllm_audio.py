@@ -20,7 +20,7 @@ class Ear:
     def __init__(self, profile: ModelProfile, llm: AsyncLLM) -> None:
         assert profile.audio is not None
         self._profile, self._audio, self._llm = profile, profile.audio, llm
-        self._placeholder = list(llm.get_tokenizer().encode(self._audio.placeholder, add_special_tokens=False))
+        self.placeholder_ids = list(llm.get_tokenizer().encode(self._audio.placeholder, add_special_tokens=False))
 
     async def hear(self, samples: NDArray[np.float32]) -> tuple[Any, int]:
         """The engine's input, and how many positions it takes.
@@ -28,7 +28,7 @@ class Ear:
         Raises ValueError where the frame is none that the model can hear; only the frame's own session is hurt.
         """
         self._check(samples)
-        prompt = TokensPrompt(prompt_token_ids=self._placeholder, multi_modal_data={"audio": samples})
+        prompt = TokensPrompt(prompt_token_ids=self.placeholder_ids, multi_modal_data={"audio": samples})
         (rendered,) = await self._llm.renderer.render_cmpl_async([prompt])
         return rendered, len(cast("list[int]", rendered["prompt_token_ids"]))
 

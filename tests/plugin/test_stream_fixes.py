@@ -1,5 +1,7 @@
 """The repairs of vLLM for sessions of audio, as far as they need no engine."""
 
+import inspect
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,23 @@ from metronome.plugin import compat, stream_fixes
 
 def features(*modalities):
     return [SimpleNamespace(modality=modality) for modality in modalities]
+
+
+@pytest.mark.parametrize("model", compat.mrope_audio_models(), ids=lambda model: model.__name__)
+def test_the_positions_are_those_that_vllm_walks_to(model):
+    """Three frames of 100 mel frames, each between a start and an end token."""
+    count = model._compute_audio_token_count(None, 100)
+    offsets = [1 + k * (count + 2) for k in range(3)]
+    heard = [(offset, "audio", {"audio_feature_length": 100}) for offset in offsets]
+    session = SimpleNamespace(
+        iter_mm_features=lambda _: iter(heard),
+        _compute_audio_token_count=partial(model._compute_audio_token_count, None),
+    )
+    tokens = [7] * (3 * (count + 2) + 4)
+    stock = inspect.unwrap(model.get_mrope_input_positions)
+    positions, delta = stock(session, tokens, features(*["audio"] * 3))
+    mine, my_delta = stream_fixes._positions(stock, session, tokens, features(*["audio"] * 3))
+    assert torch.equal(positions, mine) and delta == my_delta
 
 
 def test_audio_stands_at_the_positions_of_text_and_nothing_is_walked_over():
