@@ -161,9 +161,13 @@ def _check_admission(run: "Run", admission: "Admission") -> None:
         )
 
 
-def _check_ablation(run: "Run", ablation: "Ablation") -> None:
+def _check_knows_text(run: "Run") -> None:
     if run.model.weights != "real":
         raise ConfigError(f"model.weights={run.model.weights}: random weights know no text; use real ones")
+
+
+def _check_ablation(run: "Run", ablation: "Ablation") -> None:
+    _check_knows_text(run)
     if not ablation.texts or not ablation.bounds:
         raise ConfigError("ablation.texts and ablation.bounds: name at least one of each")
     for name in ablation.texts:
@@ -181,6 +185,7 @@ def _check_ablation(run: "Run", ablation: "Ablation") -> None:
 
 
 def _check_long_call(run: "Run", call: "LongCall") -> None:
+    _check_knows_text(run)
     find_texts(call.text_dir)
     if run.engine.max_model_len <= call.num_tokens:
         raise ConfigError(

@@ -11,13 +11,18 @@ def has_gpu() -> bool:
 
 
 def settle(values: MutableMapping[str, Any]) -> None:
-    """Fill in what each model in a configuration leaves to its weights: `by_weights` holds values for either kind."""
+    """Fill in what each model in a configuration leaves to its weights: `by_weights` holds values for either kind.
+
+    Raises ValueError for other kinds.
+    """
     for model in _models(values):
         choices = model.pop("by_weights", None)
         if not choices:
             continue
         model["weights"] = model["weights"] or ("real" if has_gpu() else "tiny")
-        for key, value in choices.get(model["weights"], {}).items():
+        if model["weights"] not in choices:
+            raise ValueError(f"model.weights={model['weights']!r}: must be one of {', '.join(choices)}")
+        for key, value in choices[model["weights"]].items():
             if model.get(key) is None:
                 model[key] = value
 

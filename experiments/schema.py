@@ -113,8 +113,8 @@ def load(config: DictConfig) -> Run:
     """Validate the whole configuration before anything is started. Raises ConfigError."""
     values = OmegaConf.to_container(config, resolve=True)
     assert isinstance(values, dict)
-    profiles.settle(values)
     try:
+        profiles.settle(values)
         run: Run = TypeAdapter(Run).validate_python(values)
         check(run)
     except ValidationError as error:

@@ -37,5 +37,6 @@ def test_every_case_is_settled(monkeypatch):
     assert [case["model"]["weights"] for case in values["generality"]["cases"].values()] == ["tiny", "tiny"]
 
 
-def test_unknown_weights_are_left_for_the_profile_to_refuse(monkeypatch):
-    assert settle(False, monkeypatch, weights="fake")["checkpoint"] is None
+def test_other_weights_are_refused(monkeypatch):
+    with pytest.raises(ValueError, match="model.weights='fake': must be one of real, tiny"):
+        settle(False, monkeypatch, weights="fake")

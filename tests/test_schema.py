@@ -6,6 +6,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from experiments import schema
+from metronome.saturation import predict_t_sat_ns
 
 CONF = Path(schema.__file__).parent / "conf"
 EXPERIMENTS = sorted(path.stem for path in (CONF / "exp").glob("*.yaml"))
@@ -35,7 +36,8 @@ def test_every_experiment_loads(name):
 @pytest.mark.parametrize("group", ["kv", "workload", "model"])
 def test_every_choice_of_a_group_loads(group):
     for path in (CONF / group).glob("*.yaml"):
-        assert isinstance(load(f"{group}={path.stem}", "target=none"), schema.Run)
+        belongs = {"kv/own": ["model=moshi_duplex"], "model/moshi_duplex": ["kv=own"]}.get(f"{group}/{path.stem}", [])
+        assert isinstance(load(f"{group}={path.stem}", "target=none", *belongs), schema.Run)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +108,64 @@ def test_what_no_policy_can_do_is_refused_by_name(exp, override, message):
 
 
 def test_a_missing_checkpoint_is_refused_with_the_command_that_builds_it():
-    with pytest.raises(schema.ConfigError, match="model.checkpoint=./nowhere: no checkpoint there; .*make setup"):
+    with pytest.raises(
+        schema.ConfigError, match="model.checkpoint=./nowhere: no checkpoint of smollm2 there; .*make setup"
+    ):
         load("model.checkpoint=./nowhere")
 
 
 def test_a_bounded_pool_need_not_hold_max_model_len():
     run = load("kv=sinks", "engine.max_model_len=1000000", "target=none")
     assert run.engine.max_model_len > run.engine.num_blocks * run.engine.block_size
+
+
+@pytest.mark.parametrize("exp", ["sink_ablation", "long_call"])
+def test_random_weights_are_refused_where_text_is_judged(exp):
+    with pytest.raises(schema.ConfigError, match="model.weights=tiny: random weights know no text"):
+        load(f"+exp={exp}", "model.weights=tiny")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model=minicpm_o_4_5", "workload.period_ms=80"], "minicpm_o_4_5 hears nothing in frames below 100 ms"),
+        (["model=qwen3_omni_30b", "workload.period_ms=500"], "qwen3_omni_30b's codec.*set a multiple of 1000 ms"),
+        (
+            ["model=qwen2_5_omni", "model.weights=real"],
+            "Qwen/Qwen2.5-Omni-7B: qwen2_5_omni is not in the hub.*hf download",
+        ),
+        (
+            ["model=qwen2_5_omni", "model.weights=fake"],
+            "model.weights='fake': must be one of real, tiny",
+        ),
+        (["model=moshi_duplex"], r"moshi_duplex is served by moshi_duplex.*set kv=own"),
+        (["kv=own"], "smollm2 is served by vllm.*set kv=own for it, and another kv for all others"),
+        (["kv.modes=[recycle]"], "kv.recycle_at=None: mode 'recycle' needs kv.window"),
+        (["kv.modes=[recycle]", "kv.recycle_at=4000", "workload.sessions=[8]"], "8 sessions of it take 1000 blocks"),
+        (["kv.modes=[recycle]", "kv.recycle_at=600", "model=qwen2_5_omni"], "qwen2_5_omni hears audio"),
+        (["+exp=session_age", "model=smollm2"], "model.name=smollm2: hears no audio"),
+        (["workload=agent", "workload.text_dir=nowhere"], r"text.dir=nowhere: no \*.txt there"),
+    ],
+)
+def test_what_does_not_fit_a_model_is_refused_by_name(overrides, message):
+    with pytest.raises(schema.ConfigError, match=message):
+        load(*overrides)
+
+
+def test_a_case_runs_the_fewest_sessions_that_fill_the_pool():
+    run = load("+exp=generality", "target=none")
+    for name, case in run.cases().items():
+        if case.model.backend == "vllm":
+            (sessions,) = case.workload.sessions
+            assert case.marginal_sessions(run.generality.fill_by) == sessions, name
+            if sessions > 1:
+                specs = case.workload.make_sessions(sessions - 1)
+                pool = case.engine.num_blocks - 1
+                t_sat = predict_t_sat_ns(specs, case.frame_tokens, pool, case.engine.block_size)
+                assert t_sat is None or t_sat > run.generality.fill_by * case.workload.duration_ns, name
+
+
+def test_sessions_of_a_case_can_be_named():
+    assert load("+exp=generality", "target=none", "generality.cases.moshi.workload.sessions=[2]").cases()[
+        "moshi"
+    ].workload.sessions == [2]
