@@ -6,8 +6,8 @@ from typing import Any
 from experiments import sweep
 from experiments.progress import Columns, number
 from metronome.backends.base import EngineInfo
-from metronome.frames import FrameStatus, SessionSpec
-from metronome.stats import recycled_frames
+from metronome.frames import NS_PER_MS, FrameStatus, SessionSpec
+from metronome.stats import engine_latency_ns, quantile, recycled_frames
 from metronome.trace import Trace
 
 COLUMNS: Columns = {
@@ -31,15 +31,20 @@ class Experiment(sweep.Experiment):
     """The same load on both engines, judged by what a recycle costs."""
 
     def judge(self, point: sweep.Point, specs: Sequence[SessionSpec], info: EngineInfo, trace: Trace) -> dict[str, Any]:
-        frames = trace.frames
-        answered = frames[frames.done_ns.notna()]
-        recycled = recycled_frames(trace.points.iloc[0], frames)
-        missed = frames.status != FrameStatus.OK
-        latency_ms = (frames.done_ns - frames.release_ns)[recycled].median() / 1e6
-        return super().judge(point, specs, info, trace) | {
-            "computed_per_frame": float((answered.tokens_in + answered.tokens_out - 1).mean()),
-            "recycles": int(recycled.sum()),
-            "recycle_p50_ms": float(latency_ms) if recycled.any() else None,
-            "missed_at_recycle": int((missed & recycled).sum()),
-            "missed_elsewhere": int((missed & ~recycled).sum()),
-        }
+        return super().judge(point, specs, info, trace) | cost_of(trace)
+
+
+def cost_of(trace: Trace) -> dict[str, Any]:
+    """Of one point: what was computed, and what became of frames that had to compute anew."""
+    frames = trace.frames
+    answered = frames[frames.done_ns.notna()]
+    recycled = recycled_frames(trace.points.iloc[0], frames)
+    missed = frames.status != FrameStatus.OK
+    latency_ns = quantile(engine_latency_ns(frames[recycled]), 0.5)
+    return {
+        "computed_per_frame": float((answered.tokens_in + answered.tokens_out - 1).mean()),
+        "recycles": int(recycled.sum()),
+        "recycle_p50_ms": None if latency_ns is None else latency_ns / NS_PER_MS,
+        "missed_at_recycle": int((missed & recycled).sum()),
+        "missed_elsewhere": int((missed & ~recycled).sum()),
+    }

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from experiments.long_call import summarise as summarise_call
+from experiments.recycling import cost_of
+from experiments.session_age import age
 from experiments.sink_ablation import perplexity
-from figures import admission, cliff, metastability, overload, saturation, slope, style
+from figures import admission, cliff, generality, metastability, overload, saturation, slope, style
 from metronome import facts, stats, trace, warning
 
 ROOT = Path(__file__).parent.parent
@@ -160,6 +162,65 @@ def overload_rows():
 
 def test_what_overload_does_is_what_the_traces_say():
     rows = list(overload_rows())
+    assert len(rows) == 2 and all(row in README for row in rows)
+
+
+def generality_rows():
+    data = trace.read(ROOT / "data" / "golden", "generality")
+    for point in data.points.itertuples():
+        result, predicted = stats.summarise(data.of(point.point_id)), "-"
+        ended = "serves on"
+        if result.t_collapse_s is not None:
+            ended = f"**{result.cause}** at {result.t_collapse_s:.1f} s"
+        if point.kv == "unbounded" and (t_sat := cliff.predicted_s(point)) is not None:
+            predicted = f"{t_sat:.1f} s"
+        counts = " / ".join(str(result.frames[status]) for status in ("ok", "late", "lost"))
+        latency = ", ".join(number(result.engine_latency_ms[q]) for q in ("p50", "p99"))
+        name = f"{generality.case_of(point)} ({point.weights})"
+        yield f"| {name} | {point.kv} | {point.sessions} | {ended} | {predicted} | {counts} | {latency} |"
+
+
+def test_that_every_model_meets_the_cliff_is_what_the_traces_say():
+    rows = list(generality_rows())
+    assert len(rows) == 15 and all(row in README for row in rows)
+
+
+def test_every_model_hears_as_many_tokens_as_its_profile_says():
+    """The trace holds what the engine counted, the points what the profile plans."""
+    data = trace.read(ROOT / "data" / "golden", "generality")
+    planned = data.frames.point_id.map(data.points.set_index("point_id").tokens_in)
+    assert (data.frames.tokens_in == planned).all()
+
+
+def recycling_rows():
+    data = trace.read(ROOT / "data" / "golden", "recycling")
+    for point in data.points.itertuples():
+        of = data.of(point.point_id)
+        result, cost = stats.summarise(of), cost_of(of)
+        latency = " | ".join(number(result.engine_latency_ms[q]) for q in ("p50", "p99"))
+        missed = f"{cost['missed_at_recycle']} of {cost['recycles']} | {cost['missed_elsewhere']}"
+        yield f"| {point.kv} | {latency} | {cost['computed_per_frame']:.1f} | {missed} | {result.rho_max:.2f} |"
+
+
+def test_what_recycling_costs_is_what_the_traces_say():
+    rows = list(recycling_rows())
+    assert len(rows) == 2 and all(row in README for row in rows)
+
+
+def session_age_rows():
+    data = trace.read(ROOT / "data" / "golden", "session_age")
+    for point in data.points.itertuples():
+        found = age(data.of(point.point_id))
+        slope, low, high = found["slope_ms_per_100_frames"]
+        name = "with the stream fixes" if point.stream_fixes else "vLLM 0.32 as it is"
+        yield (
+            f"| {name} | {found['first_ms']:.0f} | {found['last_ms']:.0f} | {slope:.1f} [{low:.1f}, {high:.1f}] | "
+            f"{found['max_ms']:.0f} |"
+        )
+
+
+def test_what_age_costs_is_what_the_traces_say():
+    rows = list(session_age_rows())
     assert len(rows) == 2 and all(row in README for row in rows)
 
 
