@@ -59,7 +59,13 @@ class Run:
     def cases(self) -> "dict[str, Run]":
         """Each case as a run of its own."""
         assert self.generality is not None
-        return {name: self._case(case, self.generality.fill_by) for name, case in self.generality.cases.items()}
+        cases, only = self.generality.cases, self.generality.only
+        unknown = set(only or ()) - set(cases)
+        if unknown or only == []:
+            raise ConfigError(f"generality.only={only}: must name some of {', '.join(cases)}")
+        return {
+            name: self._case(case, self.generality.fill_by) for name, case in cases.items() if name in (only or cases)
+        }
 
     def _case(self, case: ModelCase, fill_by: float) -> "Run":
         kv = replace(self.kv, positions=case.positions or self.kv.positions, modes=case.modes or self.kv.modes)

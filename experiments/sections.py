@@ -204,9 +204,10 @@ class ModelCase:
 
 @dataclass(frozen=True, kw_only=True, config=_strict)
 class Generality:
-    """Every case on the same pool. Where a case names no sessions, the fewest are run that fill the unbounded pool
-    within `fill_by` of its duration.
+    """Every case, or those named in `only`, on the same pool. Where a case names no sessions, the fewest are run that
+    fill the unbounded pool within `fill_by` of its duration.
     """
 
     fill_by: Annotated[float, Field(gt=0, lt=1)]
     cases: dict[str, ModelCase]
+    only: list[str] | None = None

@@ -2,6 +2,7 @@
 
     python scripts/make_golden.py runs/cliff_sweep/20261129T183654Z
 
+Several runs of one experiment are joined; of a point that two of them hold, the later one's is taken.
 Frames and points are kept whole; of the pool every K-th sample, with what the engine observed in between added to it.
 With --lean, for runs of many points, times are rounded to 0.1 ms and what the engine observed is left out.
 With --bare, for hundreds of sessions, frames keep their release, their end and their status alone; frames of callers
@@ -71,19 +72,27 @@ def write(table: pa.Table, out: Path, name: str) -> None:
     raise SystemExit(f"{out / name} is far above {_MAX_BYTES} bytes: raise --every")
 
 
+def read_runs(runs: list[Path]) -> tuple[str, trace.Trace]:
+    """What they are runs of, and their points."""
+    manifests = [json.loads((run / "manifest.json").read_text()) for run in runs]
+    for run, manifest in zip(runs, manifests, strict=True):
+        if manifest["status"] != "complete":
+            raise SystemExit(f"{run} is {manifest['status']}: only a complete run makes golden traces")
+    experiment = manifests[0]["experiment"]
+    traces = [trace.read(run, experiment) for run in runs]
+    latest = {point_id: data.of(point_id) for data in traces for point_id in data.points.point_id}
+    return experiment, trace.join(list(latest.values()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path)
+    parser.add_argument("run", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, default=Path("data/golden"))
     parser.add_argument("--every", type=int, default=3)
     parser.add_argument("--lean", action="store_true")
     parser.add_argument("--bare", action="store_true")
     args = parser.parse_args()
-    manifest = json.loads((args.run / "manifest.json").read_text())
-    if manifest["status"] != "complete":
-        raise SystemExit(f"{args.run} is {manifest['status']}: only a complete run makes golden traces")
-    experiment = manifest["experiment"]
-    data = trace.read(args.run, experiment)
+    experiment, data = read_runs(args.run)
     args.out.mkdir(parents=True, exist_ok=True)
     tables = {"points": data.points, "frames": data.frames, "scores": data.scores, "decisions": data.decisions}
     tables["pool"] = thin_pool(data.pool, args.every) if len(data.pool) else data.pool
