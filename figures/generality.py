@@ -41,7 +41,7 @@ def case_of(point: object) -> str:
 
 def draw(trace: Trace) -> Figure:
     marks = points(trace)
-    cases = list(dict.fromkeys(marks.case))
+    cases = sorted(set(marks.case), key=lambda case: (case in _LABELS, case))  # models, then other loads
     num_rows = -(-len(cases) // _COLUMNS)
     figure = Figure(figsize=(style.TEXT_IN, 1.55 * num_rows + 0.5))
     panels = figure.subplots(num_rows, _COLUMNS, sharey=True, squeeze=False)

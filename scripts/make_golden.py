@@ -2,7 +2,7 @@
 
     python scripts/make_golden.py runs/cliff_sweep/20261129T183654Z
 
-Several runs of one experiment are joined; of a point that two of them hold, the later one's is taken.
+Several runs of one experiment are joined: what a later one holds of a model, workload and KV mode is taken.
 Frames and points are kept whole; of the pool every K-th sample, with what the engine observed in between added to it.
 With --lean, for runs of many points, times are rounded to 0.1 ms and what the engine observed is left out.
 With --bare, for hundreds of sessions, frames keep their release, their end and their status alone; frames of callers
@@ -79,9 +79,11 @@ def read_runs(runs: list[Path]) -> tuple[str, trace.Trace]:
         if manifest["status"] != "complete":
             raise SystemExit(f"{run} is {manifest['status']}: only a complete run makes golden traces")
     experiment = manifests[0]["experiment"]
-    traces = [trace.read(run, experiment) for run in runs]
-    latest = {point_id: data.of(point_id) for data in traces for point_id in data.points.point_id}
-    return experiment, trace.join(list(latest.values()))
+    latest: dict[tuple[str, ...], list[trace.Trace]] = {}
+    for data in (trace.read(run, experiment) for run in runs):
+        for key, points in data.points.groupby(["model", "workload", "kv"], sort=False, dropna=False):
+            latest[key] = [data.of(point_id) for point_id in points.point_id]
+    return experiment, trace.join([one for traces in latest.values() for one in traces])
 
 
 def main() -> None:

@@ -167,7 +167,7 @@ def test_what_overload_does_is_what_the_traces_say():
 
 def generality_rows():
     data = trace.read(ROOT / "data" / "golden", "generality")
-    for point in data.points.itertuples():
+    for point in sorted(data.points.itertuples(), key=lambda p: (p.workload != "voice", generality.case_of(p))):
         result, predicted = stats.summarise(data.of(point.point_id)), "-"
         ended = "serves on"
         if result.t_collapse_s is not None:
