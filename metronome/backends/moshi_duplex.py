@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from transformers import __version__ as transformers_version
 
 from metronome.backends.base import EngineDied, EngineInfo, Turn
+from metronome.backends.listening import listening
 from metronome.backends.moshi_loop import Spoken
 from metronome.backends.moshi_process import Facts, attend, forget, hear, open_model
 from metronome.frames import PoolSample, TurnOutput
@@ -137,26 +138,22 @@ class MoshiDuplexBackend:
     async def speak(self, session_id: str, turns: AsyncIterator[Turn]) -> AsyncGenerator[Spoken, None]:
         """As converse(), with all that was said."""
         key, line, seed = next(self._keys), _Line(), self._seed_of(session_id)
-        heard: asyncio.Queue[Turn | None] = asyncio.Queue()
-        listener = asyncio.create_task(_listen(turns, heard))
         try:
-            while (turn := await heard.get()) is not None:
-                frames = self._cut(turn)
-                if key not in self._lines:
-                    self._lines[key] = line
-                    await self._slots.acquire()
-                    line.has_slot = True
-                for left, frame in zip(reversed(range(len(frames))), frames, strict=True):
-                    line.busy = True
-                    spoken = await self._call(hear, key, seed, frame)
-                    line.busy, line.num_kept = False, spoken.num_kept
-                    self._num_tokens += 1
-                    yield replace(spoken, turn_done=not left)
-            await listener  # what the caller's own turns raised
+            async with listening(turns) as heard:
+                async for turn in heard:
+                    frames = self._cut(turn)
+                    if key not in self._lines:
+                        self._lines[key] = line
+                        await self._slots.acquire()
+                        line.has_slot = True
+                    for left, frame in zip(reversed(range(len(frames))), frames, strict=True):
+                        line.busy = True
+                        spoken = await self._call(hear, key, seed, frame)
+                        line.busy, line.num_kept = False, spoken.num_kept
+                        self._num_tokens += 1
+                        yield replace(spoken, turn_done=not left)
         finally:
             self._hang_up(key, line)
-            listener.cancel()
-            await asyncio.wait([listener])
 
     def _seed_of(self, session_id: str) -> int:
         return int.from_bytes(blake2b(f"{self._seed}:{session_id}".encode(), digest_size=7).digest())
@@ -236,12 +233,3 @@ class MoshiDuplexBackend:
         while self._lines and time.monotonic() < end:
             await asyncio.sleep(0.01)
         return not self._lines
-
-
-async def _listen(turns: AsyncIterator[Turn], heard: "asyncio.Queue[Turn | None]") -> None:
-    """Take turns when they are spoken, however far the answers lag; None ends them."""
-    try:
-        async for turn in turns:
-            heard.put_nowait(turn)
-    finally:
-        heard.put_nowait(None)

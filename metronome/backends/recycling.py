@@ -9,6 +9,7 @@ from itertools import count
 import numpy as np
 
 from metronome.backends.base import Backend, EngineInfo, Turn
+from metronome.backends.listening import listening
 from metronome.frames import PoolSample, TurnOutput
 
 
@@ -36,16 +37,17 @@ class RecyclingBackend:
 
     async def converse(self, session_id: str, turns: AsyncIterator[Turn]) -> AsyncGenerator[TurnOutput, None]:
         life = _Life()
-        for part in count():
-            first = await anext(turns, None)
-            if first is None:
-                return
-            stretch = self._stretch(first, turns, life)
-            async with aclosing(self._inner.converse(f"{session_id}.{part}", stretch)) as outputs:
-                async for output in outputs:
-                    yield life.heard(output)
-                    if output.hit_max_len:
-                        return
+        async with listening(turns) as heard:
+            for part in count():
+                first = await anext(heard, None)
+                if first is None:
+                    return
+                stretch = self._stretch(first, heard, life)
+                async with aclosing(self._inner.converse(f"{session_id}.{part}", stretch)) as outputs:
+                    async for output in outputs:
+                        yield life.heard(output)
+                        if output.hit_max_len:
+                            return
 
     async def _stretch(self, first: Turn, turns: AsyncIterator[Turn], life: "_Life") -> AsyncGenerator[Turn, None]:
         """The turns of one request; it ends at once, not with the turn that no longer fits."""

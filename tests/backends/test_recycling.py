@@ -1,3 +1,6 @@
+import asyncio
+
+import numpy as np
 import pytest
 
 from metronome.backends.base import EngineInfo
@@ -80,7 +83,7 @@ async def test_a_request_ends_with_the_turn_after_which_no_other_fits():
     per_turn = 4 + OUT - 1
     for request in list(inner.requests.values())[:-1]:
         held = sum(len(turn) + OUT - 1 for turn in request)
-        assert held + per_turn + 1 > LIMIT - 0 and held <= LIMIT
+        assert held + per_turn + 1 > LIMIT and held <= LIMIT
 
 
 async def test_a_session_without_turns_opens_no_request():
@@ -88,9 +91,33 @@ async def test_a_session_without_turns_opens_no_request():
     assert inner.requests == {} and ended == []
 
 
-async def test_audio_is_not_recycled():
-    import numpy as np
+async def test_turns_are_taken_when_they_are_spoken_though_a_recycle_waits_for_answers():
+    taken, go_on = [], asyncio.Event()
 
+    class Slow(Inner):
+        async def converse(self, session_id, turns):
+            async for output in super().converse(session_id, turns):
+                await go_on.wait()
+                yield output
+
+    backend = RecyclingBackend(Slow(), window=WINDOW, sinks=SINKS, limit=LIMIT, tokens_out=OUT)
+
+    async def turns():
+        for k in range(9):
+            taken.append(k)
+            yield [k] * 4
+
+    async def listen():
+        return [output async for output in backend.converse("s", turns()) if output.turn_done]
+
+    session = asyncio.create_task(listen())
+    await asyncio.sleep(0.05)
+    assert taken == list(range(9))
+    go_on.set()
+    assert len(await session) == 9
+
+
+async def test_audio_is_not_recycled():
     backend = RecyclingBackend(Inner(), window=WINDOW, sinks=SINKS, limit=LIMIT, tokens_out=OUT)
 
     async def turns():
