@@ -32,18 +32,28 @@ def points(trace: Trace) -> pd.DataFrame:
 
 def draw(trace: Trace) -> Figure:
     marks = points(trace)
-    figure = Figure(figsize=(style.TEXT_IN, 2.5))
-    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
-    _draw_latency(left, marks[marks.series == "frame"], trace.points.deadline_ns.iloc[0] / NS_PER_MS)
-    for engine, line in marks[marks.series == "computed"].groupby("engine"):
-        right.plot(line.x, line.y, drawstyle="steps-mid", **_look(engine))
-    right.set_ylim(bottom=0)
-    right.set_xlabel("frame")
-    right.set_ylabel("tokens computed per frame, mean")
-    right.set_title("(b) what the engine computes")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=4)
+    sizes = sorted(set(marks.sessions))
+    figure = Figure(figsize=(style.TEXT_IN, 2.6))
+    panels = figure.subplots(1, len(sizes) + 1, squeeze=False)[0]
+    deadline_ms = trace.points.deadline_ns.iloc[0] / NS_PER_MS
+    for letter, ax, size in zip("abcdef", panels, sizes, strict=False):
+        _draw_latency(ax, marks[(marks.series == "frame") & (marks.sessions == size)], deadline_ms)
+        ax.set_title(f"({letter}) every frame, N={size}")
+    panels[0].set_ylabel("engine latency (ms, log)")
+    _draw_computed(panels[-1], marks[(marks.series == "computed") & (marks.sessions == sizes[0])])
+    panels[-1].set_title(f"({'abcdefg'[len(sizes)]}) tokens computed, N={sizes[0]}")
+    handles = {label: handle for ax in panels for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=4)
     figure.supxlabel(style.provenance(trace), fontsize=6, color=style.MUTED)
     return figure
+
+
+def _draw_computed(ax: Axes, marks: pd.DataFrame) -> None:
+    for engine, line in marks.groupby("engine"):
+        ax.plot(line.x, line.y, drawstyle="steps-mid", **_look(bool(engine)))
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel("frame")
+    ax.set_ylabel("per frame, mean of sessions")
 
 
 def _look(engine: bool) -> dict[str, object]:
@@ -51,16 +61,18 @@ def _look(engine: bool) -> dict[str, object]:
 
 
 def _draw_latency(ax: Axes, marks: pd.DataFrame, deadline_ms: float) -> None:
-    never_ms = 1.15 * max(float(marks.y[np.isfinite(marks.y)].max()), deadline_ms)
+    finite = marks.y[np.isfinite(marks.y)]
+    never_ms = 2 * max(float(finite.max()), deadline_ms)
     for engine, group in marks.groupby("engine"):
         y = np.where(np.isfinite(group.y), group.y, never_ms)
-        label = f"{group.kv.iloc[0]}, N={group.sessions.iloc[0]}"
-        ax.plot(group.x, y, ".", markersize=2.5, label=label, **_look(engine))
+        ax.plot(group.x, y, ".", markersize=2.5, label=group.kv.iloc[0], **_look(bool(engine)))
         again = group.recycled.to_numpy(dtype=bool)
         if again.any():
             ax.plot(group.x[again], y[again], "x", markersize=4, color="black", label="a recycle")
     ax.axhline(deadline_ms, color=style.MUTED, linewidth=0.7, linestyle=":", label="deadline")
-    ax.set_ylim(0, 1.05 * never_ms)
-    ax.set_xlabel("time of the frame's release (s)")
-    ax.set_ylabel("engine latency (ms)")
-    ax.set_title("(a) every frame")
+    ax.set_yscale("log")
+    ax.set_ylim(float(finite.min()) / 1.5, 1.5 * never_ms)
+    ticks = [t for t in (100, 1000, 10_000, 100_000) if finite.min() / 1.5 < t < never_ms / 1.5]
+    ax.set_yticks([*ticks, never_ms], [*(f"{t:,}" for t in ticks), "never"])
+    ax.minorticks_off()
+    ax.set_xlabel("release of the frame (s)")

@@ -185,6 +185,16 @@ def test_that_every_model_meets_the_cliff_is_what_the_traces_say():
     assert len(rows) == 15 and all(row in README for row in rows)
 
 
+def test_the_first_agent_falls_silent_when_the_arithmetic_says():
+    data = trace.read(ROOT / "data" / "golden", "generality")
+    (point,) = data.points.query("workload == 'agent' and kv == 'unbounded'").itertuples()
+    frames = data.of(point.point_id).frames
+    silent = frames[frames.session_id == frames[frames.status == "lost"].session_id.iloc[0]]
+    first = silent[silent.status == "lost"].release_ns.min()
+    assert first == cliff.predicted_s(point) * 1e9
+    assert (silent[silent.release_ns >= first].status == "lost").all()
+
+
 def test_every_model_hears_as_many_tokens_as_its_profile_says():
     """The trace holds what the engine counted, the points what the profile plans."""
     data = trace.read(ROOT / "data" / "golden", "generality")
@@ -197,14 +207,16 @@ def recycling_rows():
     for point in data.points.itertuples():
         of = data.of(point.point_id)
         result, cost = stats.summarise(of), cost_of(of)
+        name = f"{'engine' if point.kv.startswith('window') else 'application'}, {point.kv}"
+        ended = "serves on" if result.cause is None else f"**{result.cause}** at {result.t_collapse_s:.0f} s"
         latency = " | ".join(number(result.engine_latency_ms[q]) for q in ("p50", "p99"))
         missed = f"{cost['missed_at_recycle']} of {cost['recycles']} | {cost['missed_elsewhere']}"
-        yield f"| {point.kv} | {latency} | {cost['computed_per_frame']:.1f} | {missed} | {result.rho_max:.2f} |"
+        yield f"| {name} | {point.sessions} | {ended} | {latency} | {cost['computed_per_frame']:.1f} | {missed} |"
 
 
 def test_what_recycling_costs_is_what_the_traces_say():
     rows = list(recycling_rows())
-    assert len(rows) == 2 and all(row in README for row in rows)
+    assert len(rows) == 4 and all(row in README for row in rows)
 
 
 def session_age_rows():
