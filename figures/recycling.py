@@ -62,7 +62,8 @@ def _look(engine: bool) -> dict[str, object]:
 
 def _draw_latency(ax: Axes, marks: pd.DataFrame, deadline_ms: float) -> None:
     finite = marks.y[np.isfinite(marks.y)]
-    never_ms = 2 * max(float(finite.max()), deadline_ms)
+    top_ms = 1.5 * max(float(finite.max()), deadline_ms)
+    never_ms = top_ms if len(finite) < len(marks) else np.inf
     for engine, group in marks.groupby("engine"):
         y = np.where(np.isfinite(group.y), group.y, never_ms)
         ax.plot(group.x, y, ".", markersize=2.5, label=group.kv.iloc[0], **_look(bool(engine)))
@@ -71,8 +72,9 @@ def _draw_latency(ax: Axes, marks: pd.DataFrame, deadline_ms: float) -> None:
             ax.plot(group.x[again], y[again], "x", markersize=4, color="black", label="a recycle")
     ax.axhline(deadline_ms, color=style.MUTED, linewidth=0.7, linestyle=":", label="deadline")
     ax.set_yscale("log")
-    ax.set_ylim(float(finite.min()) / 1.5, 1.5 * never_ms)
-    ticks = [t for t in (100, 1000, 10_000, 100_000) if finite.min() / 1.5 < t < never_ms / 1.5]
-    ax.set_yticks([*ticks, never_ms], [*(f"{t:,}" for t in ticks), "never"])
+    ax.set_ylim(float(finite.min()) / 1.5, 1.3 * top_ms)
+    ticks = {t: f"{t:,}" for t in (100, 300, 1000, 3000, 10_000, 30_000) if finite.min() / 1.5 < t < top_ms / 1.2}
+    ticks |= {never_ms: "never"} if never_ms < np.inf else {}
+    ax.set_yticks(list(ticks), list(ticks.values()))
     ax.minorticks_off()
     ax.set_xlabel("release of the frame (s)")

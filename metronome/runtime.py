@@ -14,7 +14,7 @@ from metronome.forecast import Forecaster
 from metronome.frames import NS_PER_S, Decision, FrameRecord, FrameStatus, PoolSample
 from metronome.session import PeriodicSession
 
-_LEAD_NS = NS_PER_S // 10  # time to create all session tasks before the first release
+_LEAD_NS = NS_PER_S // 2  # time to create all session tasks, and to fall quiet, before the first release
 
 Observer = Callable[[Sequence[PeriodicSession], PoolSample], None]
 

@@ -161,6 +161,8 @@ def find_cause(point: pd.Series, frames: pd.DataFrame, pool: pd.DataFrame, colla
     if (lost == FrameStatus.ENGINE_DEAD).any():
         return "max_len" if at_border else "engine_dead"
     silent = pool[pool.t_ns.between(collapse_ns + point.period_ns, collapse_ns + COLLAPSE_PERIODS * point.period_ns)]
+    if not len(silent):  # frames come faster than samples
+        silent = pool[pool.t_ns > collapse_ns].head(1)
     idle = bool(len(silent)) and silent.running.median() == 0
     blocked = _free(silent) < _per_frame(point) + 1 or silent.preemptions.max() > 0
     if idle and blocked and silent.waiting.median() > 0:

@@ -220,3 +220,12 @@ def test_frames_that_were_computed_anew_are_found(tmp_path):
         sink.frame(frame(0, idx, tokens_in=285 if idx in (2, 5) else 25))
     trace = sink.trace()
     assert stats.recycled_frames(trace.points.iloc[0], trace.frames).tolist() == [False, False, True] * 2
+
+
+def test_a_collapse_between_two_samples_of_the_pool_has_a_cause(tmp_path):
+    sink = sink_of(tmp_path)
+    for idx in range(20):
+        sink.frame(frame(0, idx, 200.0 if idx < 5 else None))
+    sink.pool(sample(2, 10, 1, 1))
+    sink.pool(sample(15, 40, 0, 2))
+    assert stats.summarise(sink.trace()).cause == "kv_full"
