@@ -144,12 +144,20 @@ async def test_audio_tokens_per_second_are_the_profiles(backend, speech):
 
 
 async def converse(backend, name, frames):
+    """(tokens, positions of its input) of each turn."""
+
     async def turns():
         for frame in frames:
             yield frame
             await asyncio.sleep(0.2)
 
-    return [output async for output in backend.converse(name, turns()) if output.turn_done]
+    answered, num_tokens = [], 0
+    async for output in backend.converse(name, turns()):
+        num_tokens += output.num_tokens
+        if output.turn_done:
+            answered.append((num_tokens, output.num_in))
+            num_tokens = 0
+    return answered
 
 
 @pytest.mark.parametrize("fault", ["short", "nan", "stereo", "empty"])
@@ -172,12 +180,12 @@ async def test_a_frame_that_cannot_be_heard_ends_its_own_session_only(backend, s
         and profile.name in str(broken)
         and ("send" in str(broken) or "convert" in str(broken))
     )
-    assert [output.num_tokens for output in good] == [TOKENS_OUT] * NUM_FRAMES
+    assert [num_tokens for num_tokens, _ in good] == [TOKENS_OUT] * NUM_FRAMES
     assert await backend.drained(10)
 
 
 async def test_the_shortest_frame_that_the_profile_allows_is_heard(backend, speech):
     least = backend._profile.audio.min_frame_ms * SAMPLE_RATE_HZ // 1000
-    outputs = await converse(backend, "least", [clip[:least] for clip in speech])
-    assert [output.num_tokens for output in outputs] == [TOKENS_OUT] * NUM_FRAMES
-    assert outputs[0].num_in > backend._profile.audio.wrap_tokens
+    turns = await converse(backend, "least", [clip[:least] for clip in speech])
+    assert [num_tokens for num_tokens, _ in turns] == [TOKENS_OUT] * NUM_FRAMES
+    assert min(num_in for _, num_in in turns) > backend._profile.audio.wrap_tokens
