@@ -133,7 +133,7 @@ async def test_a_sink_that_fails_stops_the_run():
 async def test_an_interrupted_run_keeps_its_frames():
     run, memory = shell(NullBackend(tokens_out=4, num_blocks=100, block_size=32), num_frames=100)
     task = asyncio.create_task(run.run())
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.8)  # it begins after half a second
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

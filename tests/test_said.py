@@ -52,7 +52,7 @@ def test_models_that_do_not_hear_are_given_the_tokens_of_a_codec():
 
 
 def test_larger_frames_hold_as_many_tokens_as_is_asked():
-    assert np.array(make_turns(run_of("model=tiny", "workload=video"), 1)).shape == (1, 6, 200)
+    assert np.array(make_turns(run_of("model=tiny", "workload=video"), 1)).shape == (1, 6, 100)
 
 
 def text_run(*overrides):

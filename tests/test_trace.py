@@ -13,6 +13,7 @@ from synthetic import facts, fill, frame, sample
 
 from metronome import trace
 from metronome.frames import FrameRecord, FrameStatus
+from metronome.tables import SCHEMA_VERSION
 
 
 def write(directory, run_id="run", **changes):
@@ -119,7 +120,7 @@ def test_another_schema_is_refused(tmp_path, change):
     else:
         table = table.drop_columns(["preemptions"])
     pq.write_table(table, part)
-    with pytest.raises(ValueError, match="not a pool table of schema 3"):
+    with pytest.raises(ValueError, match=f"not a pool table of schema {SCHEMA_VERSION}"):
         trace.read(tmp_path, "cliff_sweep")
 
 
