@@ -18,15 +18,23 @@ class ConfigError(ValueError):
 
 def check(run: "Run") -> None:
     """What no single key shows."""
-    if not run.kv.modes:
-        raise ConfigError("kv.modes=[]: name at least one of unbounded, window")
     if run.generality:
-        for case in run.cases().values():
+        for name, case in run.cases().items():
             check(case)
+            _check_length(name, case)
         return
-    if not run.workload.sessions:
-        raise ConfigError("workload.sessions=[]: name at least one number of sessions, e.g. workload.sessions=[8]")
+    _check_points(run)
+    _check_engine(run)
+    _check_modes(run)
+    _check_sections(run)
+    _check_files(run)
+
+
+def _check_points(run: "Run") -> None:
     for key, values in (("workload.sessions", run.workload.sessions), ("kv.modes", run.kv.modes)):
+        if not values:
+            example = "kv.modes=[window]" if key == "kv.modes" else "workload.sessions=[8]"
+            raise ConfigError(f"{key}=[]: name at least one, e.g. {example}")
         if len(set(values)) < len(values):
             raise ConfigError(f"{key}={values}: names a point twice; name each once")
     for num_sessions in run.workload.sessions:
@@ -36,6 +44,9 @@ def check(run: "Run") -> None:
                 f"workload.sessions has {num_sessions}, engine.max_num_seqs={run.engine.max_num_seqs}: "
                 f"set engine.max_num_seqs to {num_sessions} or more"
             )
+
+
+def _check_engine(run: "Run") -> None:
     if run.engine.max_num_batched_tokens < run.engine.max_num_seqs:
         raise ConfigError(
             f"engine.max_num_batched_tokens={run.engine.max_num_batched_tokens}: vLLM wants "
@@ -47,6 +58,20 @@ def check(run: "Run") -> None:
             f"engine.max_model_len={run.engine.max_model_len}: one frame alone takes {per_frame} tokens; "
             "raise it, or shorten workload.period_ms"
         )
+
+
+def _check_modes(run: "Run") -> None:
+    own = run.model.backend != "vllm"  # it keeps its cache by itself
+    if own != ("own" in run.kv.modes) or (own and len(run.kv.modes) > 1):
+        raise ConfigError(
+            f"kv.modes={run.kv.modes}: {run.model.name} is served by {run.model.backend}, and 'own' is the one mode of "
+            "a backend that keeps its cache by itself; set kv=own for it, and another kv for all others"
+        )
+    if "recycle" in run.kv.modes:
+        _check_recycling(run)
+
+
+def _check_sections(run: "Run") -> None:
     if run.ablation:
         _check_ablation(run, run.ablation)
     elif run.long_call:
@@ -54,13 +79,6 @@ def check(run: "Run") -> None:
     elif run.model.backend == "vllm":
         for mode in run.kv.modes:
             _check_pool(run, run.bound(mode))
-    if ("own" in run.kv.modes) != (run.model.backend != "vllm") or len(run.kv.modes) > 1 and "own" in run.kv.modes:
-        raise ConfigError(
-            f"kv.modes={run.kv.modes}: {run.model.name} is served by {run.model.backend}, and 'own' is the one mode of "
-            "a backend that keeps its cache by itself; set kv=own for it, and another kv for all others"
-        )
-    if "recycle" in run.kv.modes:
-        _check_recycling(run)
     if run.session_age and not run.model.audio:
         raise ConfigError(
             f"model.name={run.model.name}: hears no audio, which session_age is about; name another model"
@@ -71,7 +89,16 @@ def check(run: "Run") -> None:
         _check_capacity(run, run.capacity)
     if run.admission:
         _check_admission(run, run.admission)
-    _check_files(run)
+
+
+def _check_length(name: str, case: "Run") -> None:
+    """A session that meets max_model_len would end for another reason than the pool."""
+    length = case.workload.num_frames * case.frame_tokens.growth
+    if case.model.backend == "vllm" and length >= case.engine.max_model_len:
+        raise ConfigError(
+            f"engine.max_model_len={case.engine.max_model_len}: a session of case {name} comes to {length} tokens; "
+            f"shorten generality.cases.{name}.workload.duration_s"
+        )
 
 
 def _check_pool(run: "Run", bound: Bound | None) -> None:

@@ -169,3 +169,8 @@ def test_sessions_of_a_case_can_be_named():
     assert load("+exp=generality", "target=none", "generality.cases.moshi.workload.sessions=[2]").cases()[
         "moshi"
     ].workload.sessions == [2]
+
+
+def test_a_case_whose_sessions_would_meet_the_border_is_refused():
+    with pytest.raises(schema.ConfigError, match="a session of case video comes to 2060 tokens; shorten .*video"):
+        load("+exp=generality", "target=none", "generality.cases.video.workload.duration_s=20")

@@ -66,9 +66,13 @@ def test_a_function_is_wrapped_once():
 
 
 def test_nothing_is_touched_unless_asked(monkeypatch):
-    monkeypatch.setenv("METRONOME_STREAM_FIXES", "0")
-    monkeypatch.setattr(compat, "wrap_once", pytest.fail)
-    stream_fixes.register()
+    wrapped = []
+    monkeypatch.setattr(compat, "wrap_once", lambda owner, name, wrapper: wrapped.append(name))
+    for asked, count in (("0", 0), ("", 0), ("1", 4)):
+        wrapped.clear()
+        monkeypatch.setenv("METRONOME_STREAM_FIXES", asked)
+        stream_fixes.register()
+        assert len(wrapped) == count
 
 
 def test_what_is_repaired_exists_in_this_vllm(monkeypatch):
