@@ -1,6 +1,5 @@
 """Claims C11 and C14: other models, and loads other than voice, on one pool, with and without a bound."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,17 +48,8 @@ CAPTION = (
 )
 
 
-class _Case(sweep.Experiment):
+class _Case(sweep.Case):
     """One model under one workload, in all its KV modes."""
-
-    def __init__(self, name: str, run: Run, directory: Path, manifest: Manifest, progress: Progress) -> None:
-        super().__init__(run, directory / "engines" / name, manifest, progress)
-        self._directory.mkdir(parents=True)
-        self._name = name
-
-    async def execute(self, writer: TraceWriter) -> list[dict[str, Any]]:
-        points = [dataclasses.replace(point, case=self._name) for point in sweep.make_points(self._run)]
-        return await self._take_all(points, writer)
 
     def judge(self, point: sweep.Point, specs: Sequence[SessionSpec], info: EngineInfo, trace: Trace) -> dict[str, Any]:
         model, workload = self._run.model, self._run.workload

@@ -36,22 +36,13 @@ class Experiment:
         for fixes in run.session_age.stream_fixes:
             own = dataclasses.replace(run, engine=dataclasses.replace(run.engine, stream_fixes=fixes), session_age=None)
             name = "fixed" if fixes else "stock"
-            (directory / "engines" / name).mkdir(parents=True)
-            self._calls.append(_Call(name, own, directory / "engines" / name, manifest, progress))
+            self._calls.append(_Call(name, own, directory, manifest, progress))
 
     async def execute(self, writer: TraceWriter) -> list[dict[str, Any]]:
         return [result for call in self._calls for result in await call.execute(writer)]
 
 
-class _Call(sweep.Experiment):
-    def __init__(self, name: str, run: Run, directory: Path, manifest: Manifest, progress: Progress) -> None:
-        super().__init__(run, directory, manifest, progress)
-        self._name = name
-
-    async def execute(self, writer: TraceWriter) -> list[dict[str, Any]]:
-        points = [dataclasses.replace(point, case=self._name) for point in sweep.make_points(self._run)]
-        return await self._take_all(points, writer)
-
+class _Call(sweep.Case):
     def judge(self, point: sweep.Point, specs: Sequence[SessionSpec], info: EngineInfo, trace: Trace) -> dict[str, Any]:
         return super().judge(point, specs, info, trace) | {"stream_fixes": info.stream_fixes} | age(trace)
 

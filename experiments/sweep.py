@@ -223,6 +223,19 @@ class Experiment:
         return predict_t_sat_ns(specs, self._run.frame_tokens, info.num_blocks, info.block_size, point.bound)
 
 
+class Case(Experiment):
+    """One of several configurations in one run; its name goes before those of its points, and is where its logs lie."""
+
+    def __init__(self, name: str, run: Run, directory: Path, manifest: Manifest, progress: Progress) -> None:
+        super().__init__(run, directory / "engines" / name, manifest, progress)
+        self._directory.mkdir(parents=True)
+        self._name = name
+
+    async def execute(self, writer: TraceWriter) -> list[dict[str, Any]]:
+        points = [dataclasses.replace(point, case=self._name) for point in make_points(self._run)]
+        return await self._take_all(points, writer)
+
+
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """While frames are due nothing is collected, and the trace's writer gives way at once.
