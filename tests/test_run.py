@@ -123,3 +123,25 @@ def test_a_search_that_nothing_ends_stops_at_what_the_engine_may_hold(tmp_path):
     (result,) = results(out)["results"]
     assert result["n_star_repeats"][0] >= 4 and result["ceiling"] == [8]
     assert "N* is above engine.max_num_seqs" in (out / "run.log").read_text()
+
+
+def test_cases_run_each_by_its_own_name(tmp_path):
+    out = tmp_path / "run"
+    done = run(
+        "+exp=generality", "generality.only=[agent,qwen2_5_omni]", "generality.cases.agent.workload.sessions=[2]",
+        "generality.cases.agent.workload.duration_s=4", "generality.cases.qwen2_5_omni.workload.sessions=[1]",
+        "generality.cases.qwen2_5_omni.workload.duration_s=2", f"out.dir={out}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    points = results(out)["points"]
+    assert [(p["case"], p["kv"]) for p in points] == [
+        (case, kv) for case in ("qwen2_5_omni", "agent") for kv in ("unbounded", "window64+4")
+    ]
+    data = trace.read(out, "generality")
+    assert [p.workload for p in data.points.itertuples()] == ["voice", "voice", "agent", "agent"]
+    assert set(data.of("agent-unbounded-n2").frames.tokens_in) == {64}
+
+
+def test_a_case_that_is_none_is_refused(tmp_path):
+    done = run("+exp=generality", "generality.only=[nobody]", f"out.dir={tmp_path / 'run'}")
+    assert done.returncode == 2 and "generality.only=['nobody']: must name some of" in done.stderr
