@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -58,15 +59,14 @@ class VllmEngine:
 
     def start(self, stat_loggers: Sequence[Any] = ()) -> None:
         """Blocks until the engine serves. Raises RuntimeError or ValueError with the engine's reason."""
-        if self.options.log_file:
-            _log_to(self.options.log_file)
         if self.options.report_dir:
             for old in self.options.report_dir.glob("*.json"):  # of an engine that this one replaces
                 old.unlink()
-        os.environ[STREAM_FIXES] = (
-            "1" if self.options.stream_fixes else "0"
-        )  # read where vLLM's processes load the plugin
-        self._llm = AsyncLLM.from_engine_args(self._args(), stat_loggers=list(stat_loggers) or None)
+        told = {STREAM_FIXES: "1" if self.options.stream_fixes else "0"}
+        if self.options.log_file:
+            told["VLLM_LOGGING_CONFIG_PATH"] = _write_logging_config(self.options.log_file)
+        with _environment(told):  # read by vLLM's processes as they start, and meant for no others
+            self._llm = AsyncLLM.from_engine_args(self._args(), stat_loggers=list(stat_loggers) or None)
 
     def stop(self) -> None:
         if self._llm:
@@ -146,8 +146,23 @@ class VllmEngine:
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), _NICE)
 
 
-def _log_to(path: Path) -> None:
-    """Send the logs of every vLLM process to a file; read by vLLM when a process starts."""
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Set these variables, and put back what was there."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _write_logging_config(path: Path) -> str:
+    """Where a vLLM process reads that its logs go to the file at path."""
     handler = {"class": "logging.FileHandler", "filename": str(path), "formatter": "line"}
     config = {
         "version": 1,
@@ -158,7 +173,7 @@ def _log_to(path: Path) -> None:
     }
     target = path.with_suffix(".logging.json")
     target.write_text(json.dumps(config))
-    os.environ["VLLM_LOGGING_CONFIG_PATH"] = str(target)
+    return str(target)
 
 
 def _versions() -> dict[str, str]:

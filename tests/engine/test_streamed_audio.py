@@ -1,6 +1,7 @@
 """Real audio on the real engine: streamed equals plain, and a frame that cannot be heard hurts nobody else."""
 
 import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from metronome.audio import SAMPLE_RATE_HZ, find_clips, level, read
 from metronome.backends.vllm_audio import Ear
 from metronome.backends.vllm_engine import EngineOptions
 from metronome.backends.vllm_stream import VllmStreamBackend
+from metronome.models import STREAM_FIXES
 
 pytestmark = pytest.mark.engine
 
@@ -48,6 +50,11 @@ async def backend(request, tmp_path_factory):
     await backend.start()
     yield backend
     await backend.stop()
+
+
+async def test_a_start_leaves_the_environment_as_it_was(backend):
+    assert backend.engine.options.log_file.read_text()  # its processes did read what they were told there
+    assert not {"VLLM_LOGGING_CONFIG_PATH", STREAM_FIXES} & os.environ.keys()
 
 
 @pytest.fixture(scope="module")
