@@ -1,4 +1,24 @@
+import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # tests share synthetic.py and reference.py
+sys.path.insert(0, str(Path(__file__).parent))  # tests share synthetic.py, reference.py and paged.py
+
+# Kernels run in Triton's interpreter here, which Triton decides as it is imported. The variable must not reach the
+# engines that tests start, so it is gone again at once.
+os.environ["TRITON_INTERPRET"] = "1"
+import triton  # noqa: E402
+
+triton.knobs.runtime.interpret = True
+del os.environ["TRITON_INTERPRET"]
+
+
+def pytest_terminal_summary(terminalreporter):
+    if "paged" not in sys.modules:
+        return
+    worst = sys.modules["paged"].WORST_RATIO
+    if worst:
+        name = max(worst, key=worst.get)
+        terminalreporter.write_line(
+            f"kernels: worst error {worst[name]:.2f} times that of plain torch in the same dtype ({name}); allowed 2"
+        )
