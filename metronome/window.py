@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 POSITIONS = ("keep", "anchor")
+KERNELS = ("sink_window",)
 OPTIONS_KEY = "additional_config.metronome"
 
 
@@ -52,14 +53,17 @@ class Bound:
     @classmethod
     def from_options(cls, options: Mapping[str, Any], block_size: int) -> "Bound":
         """Build from `additional_config["metronome"]`; keys it does not know are an error."""
-        known = {"window", "sinks", "positions", "report_dir"}
+        known = {"window", "sinks", "positions", "report_dir", "kernel"}
         for key in options:
             if key not in known:
                 allowed = ", ".join(sorted(known))
                 raise ValueError(f"{OPTIONS_KEY}.{key}: unknown option; known: {allowed}")
         if "window" not in options:
             raise ValueError(f"{OPTIONS_KEY}.window is missing: set it in tokens, e.g. 512")
-        bound = {key: value for key, value in options.items() if key != "report_dir"}
+        kernel = options.get("kernel")
+        if kernel is not None and kernel not in KERNELS:
+            raise ValueError(f"{OPTIONS_KEY}.kernel={kernel!r}: must be one of {', '.join(KERNELS)}, or left out")
+        bound = {key: value for key, value in options.items() if key not in ("report_dir", "kernel")}
         try:
             return cls(block_size=block_size, **bound)
         except ValueError as error:

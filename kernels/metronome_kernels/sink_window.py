@@ -257,15 +257,16 @@ def launch_shape(group: int, head_size: int, max_query_len: int) -> dict[str, in
     is_chunk = max_query_len * group > rows
     if is_chunk:
         rows = max(rows, 64)
+    is_wide = is_chunk and head_size > 64  # which spills with tiles of 64 or with 4 warps (`resources.py`)
     return {
         "GROUP": group,
         "HEAD_SIZE": head_size,
         "BLOCK_D": triton.next_power_of_2(head_size),
         "BLOCK_M": rows,
         "BLOCK_Q": rows // group,
-        "TILE": 64 if head_size <= 128 else 32,
+        "TILE": 32 if head_size > 128 or is_wide else 64,
         "SINK_TILE": 16,
-        "num_warps": 8 if is_chunk and head_size > 64 else 4,  # with 4, large chunks spill (`resources.py`)
+        "num_warps": 8 if is_wide else 4,
         "num_stages": 3 if head_size <= 128 else 2,
     }
 

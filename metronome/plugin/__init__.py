@@ -11,7 +11,7 @@ def register() -> None:
     from metronome.plugin import versions
 
     try:
-        from metronome.plugin import compat, kv_cache, stream_fixes
+        from metronome.plugin import compat, kernel, kv_cache, stream_fixes
     except ImportError:
         # A version whose modules moved: stock engines must still start.
         complaint = versions.complaint()
@@ -21,6 +21,7 @@ def register() -> None:
         return
     compat.register_spec(kv_cache.SinkWindowSpec, kv_cache.SinkWindowManager)
     compat.register_backends("metronome.plugin.attention")
+    kernel.register()
     stream_fixes.register()
 
 

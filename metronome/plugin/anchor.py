@@ -82,7 +82,6 @@ class SinkAnchor:
         self.num_slots = num_slots
         self.block_size = block_size
         self.device = device
-        self.on_host = device.type == "cpu"
         self.slots: SlotTable | None = None
         self.offset = torch.arange(block_size, device=device)
         self.bin_row = num_slots * block_size
@@ -91,6 +90,10 @@ class SinkAnchor:
         self.sink_tokens = torch.zeros(0, dtype=torch.int64, device=device)
         for layer in layers:
             layer.impl.attach(self, layer)
+
+    @property
+    def on_host(self) -> bool:
+        return self.device.type == "cpu"
 
     def raw_store(self, layer: Any, head_size: int) -> torch.Tensor:
         """In the model's dtype, which is that of the keys: float32 would keep nothing more."""

@@ -45,7 +45,7 @@ class SinkWindowBuilder:
             if self._window_table.bound.anchored:
                 layers = compat.attention_layers(vllm_config, layer_names)
                 self._sinks = _anchor_of(layers, self._window_table, vllm_config, device)
-            _say_live(self, kv_cache_spec, vllm_config)
+            say_live(self, kv_cache_spec, vllm_config)
 
     def build(
         self,
@@ -76,14 +76,20 @@ def _anchor_of(layers: list[Any], table: WindowTable, config: VllmConfig, device
 
 
 class SinkWindowImpl:
-    """Mixed into a stock attention implementation: holds its layer's raw sink keys and values."""
+    """Mixed into a stock attention implementation: holds its layer's raw sink keys, and values where it must."""
 
+    keys_before_values = False  # whether a token's cached key lies right before its value (`bounded_backend`)
     _anchor: SinkAnchor | None = None
 
     def attach(self, anchor: SinkAnchor, layer: Any) -> None:
         self._anchor = anchor
         self._raw_keys = anchor.raw_store(layer, layer.head_size)
-        self._raw_values = anchor.raw_store(layer, layer.head_size_v)
+        # vLLM's own cache update, in the backend's own layout, writes keys and values together.
+        self._raw_values = None if self._writes_keys_alone(anchor) else anchor.raw_store(layer, layer.head_size_v)
+
+    def _writes_keys_alone(self, anchor: SinkAnchor) -> bool:
+        is_plain = self.kv_cache_dtype in ("auto", "float16", "bfloat16")  # type: ignore[attr-defined]
+        return self.keys_before_values and is_plain and not anchor.on_host
 
     def do_kv_cache_update(
         self,
@@ -97,7 +103,8 @@ class SinkWindowImpl:
         # A forward pass without metadata is a warm-up or a dummy, for which nothing was located.
         if self._anchor is not None and compat.has_attention_metadata():
             self._anchor.capture(self._raw_keys, key, slot_mapping.numel())
-            self._anchor.capture(self._raw_values, value, slot_mapping.numel())
+            if self._raw_values is not None:
+                self._anchor.capture(self._raw_values, value, slot_mapping.numel())
 
     def write_sinks(
         self,
@@ -107,9 +114,16 @@ class SinkWindowImpl:
         cos: torch.Tensor,
         sin: torch.Tensor,
     ) -> None:
-        """Rotate raw rows [K, B] into cache slots [K * B], in the backend's own layout."""
+        """Rotate raw rows [K, B] into cache slots [K * B]."""
         assert self._anchor is not None, "sinks are rotated by an anchor"
-        keys = self._anchor.rotation.turn(self._raw_keys[source], cos, sin).flatten(0, 1)
+        rotation = self._anchor.rotation
+        if self._raw_values is None:
+            keys_in_cache = layer.kv_cache.transpose(1, 2)[..., : layer.head_size]
+            from metronome_kernels.rotate_sinks import rotate_sinks  # Triton, which a CPU engine can do without
+
+            rotate_sinks(keys_in_cache, self._raw_keys, source, target, cos, sin, rotation.is_neox_style)
+            return
+        keys = rotation.turn(self._raw_keys[source], cos, sin).flatten(0, 1)
         values = self._raw_values[source].flatten(0, 1)
         super().do_kv_cache_update(layer, keys, values, layer.kv_cache, target)  # type: ignore[misc]
 
@@ -184,26 +198,28 @@ class UnboundedBuilder:
 def bounded_backend(name: str) -> type:
     """The backend vLLM ships as `name`, able to keep a bound."""
     stock = compat.stock_backend(name)
-    impl = _mixed(SinkWindowImpl, stock.get_impl_cls())
-    builder = _mixed(SinkWindowBuilder, stock.get_builder_cls())
-    return _mixed(SinkWindowBackend, stock, impl_cls=impl, builder_cls=builder)
+    impl = mixed(SinkWindowImpl, stock.get_impl_cls(), keys_before_values=name in compat.KEYS_BEFORE_VALUES)
+    builder = mixed(SinkWindowBuilder, stock.get_builder_cls())
+    return mixed(SinkWindowBackend, stock, impl_cls=impl, builder_cls=builder)
 
 
 def unbounded_backend(name: str) -> type:
     """The backend vLLM ships as `name`, which refuses a bound."""
     stock = compat.stock_backend(name)
     if not stock.is_ssm():
-        return _mixed(UnboundedBackend, stock)
-    builder = _mixed(UnboundedBuilder, stock.get_builder_cls())
-    return _mixed(object, stock, get_builder_cls=staticmethod(lambda: builder))
+        return mixed(UnboundedBackend, stock)
+    builder = mixed(UnboundedBuilder, stock.get_builder_cls())
+    return mixed(object, stock, get_builder_cls=staticmethod(lambda: builder))
 
 
-def _mixed(mixin: type, stock: type, **attributes: Any) -> type:
+def mixed(mixin: type, stock: type, **attributes: Any) -> type:
+    """stock with mixin's methods before its own."""
     bases = (stock,) if mixin is object else (mixin, stock)
     return type(f"{mixin.__name__}[{stock.__name__}]", bases, {"__module__": __name__} | attributes)
 
 
-def _say_live(builder: object, spec: SinkWindowSpec, config: VllmConfig) -> None:
+def say_live(builder: object, spec: SinkWindowSpec, config: VllmConfig) -> None:
+    """Report the bound that a metadata builder has begun to keep."""
     layers = [each for each in compat.attention_layers(config) if each.sliding_window is None]
     facts = describe(builder, spec.bound(spec.bound_block_size))
     record = report.write(spec.report_dir, "worker", num_layers=len(layers), **facts)

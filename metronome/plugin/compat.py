@@ -16,8 +16,14 @@ from vllm.config import (
 from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
+from vllm.platforms.interface import DeviceCapability
 from vllm.utils.import_utils import resolve_obj_by_qualname
-from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backend import (
+    AttentionCGSupport,
+    AttentionMetadataBuilder,
+    AttentionType,
+    CommonAttentionMetadata,
+)
 from vllm.v1.attention.backends.registry import (
     AttentionBackendEnum,
     MambaAttentionBackendEnum,
@@ -29,7 +35,10 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWi
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 __all__ = [
+    "AttentionCGSupport",
+    "AttentionMetadataBuilder",
     "CommonAttentionMetadata",
+    "DeviceCapability",
     "FullAttentionSpec",
     "KVCacheBlock",
     "KVCacheSpec",
@@ -38,8 +47,11 @@ __all__ = [
     "VllmConfig",
 ]
 
+DECODER = AttentionType.DECODER
 CPU_BACKENDS = ("CPU_ATTN",)
 CUDA_BACKENDS = ("FLASH_ATTN", "TRITON_ATTN", "FLASHINFER")
+# Those whose cache is [num_blocks, heads, block_size, key | value]; FlashInfer's depends on the kernels it picks.
+KEYS_BEFORE_VALUES = ("FLASH_ATTN", "TRITON_ATTN")
 # Tags of vLLM's enumeration that name no backend of their own.
 _NO_BACKENDS = ("TORCH_SDPA", "CUSTOM", "NO_ATTENTION")
 
@@ -58,9 +70,13 @@ def options_of(config: VllmConfig) -> Mapping[str, Any] | None:
     return additional.get("metronome") if isinstance(additional, Mapping) else None
 
 
+def is_cuda() -> bool:
+    return bool(current_platform.is_cuda())
+
+
 def bounded_backends() -> tuple[str, ...]:
     """Attention backends of this platform that the bound can drive."""
-    return CUDA_BACKENDS if current_platform.is_cuda() else CPU_BACKENDS
+    return CUDA_BACKENDS if is_cuda() else CPU_BACKENDS
 
 
 def register_backends(module: str) -> None:
@@ -69,6 +85,32 @@ def register_backends(module: str) -> None:
         if member.name not in _NO_BACKENDS:
             is_mamba = isinstance(member, MambaAttentionBackendEnum)
             register_backend(member, f"{module}.{member.name}", is_mamba=is_mamba)
+
+
+def register_custom_backend(path: str) -> None:
+    """Let `path` answer for backend CUSTOM, unless another plugin has taken it."""
+    if not AttentionBackendEnum.CUSTOM.is_overridden():
+        register_backend(AttentionBackendEnum.CUSTOM, path)
+
+
+def custom_backend_path() -> str:
+    return str(AttentionBackendEnum.CUSTOM.get_path())
+
+
+def chosen_backend(config: VllmConfig) -> str | None:
+    """The attention backend that an engine was told to use; None leaves it to vLLM."""
+    backend = config.attention_config.backend
+    return None if backend is None else str(backend.name)
+
+
+def choose_custom_backend(config: VllmConfig) -> None:
+    config.attention_config.backend = AttentionBackendEnum.CUSTOM
+
+
+def wrap_platform_check(wrapper: Callable[..., Any]) -> None:
+    """Have the check of every new configuration answer with `wrapper(original, config)`."""
+    # On the instance: on the class, the function would be bound once more.
+    wrap_once(current_platform, "check_and_update_config", wrapper)
 
 
 def stock_backend(name: str) -> Any:

@@ -15,7 +15,8 @@ def check_config(config: VllmConfig) -> Bound:
     options = compat.options_of(config)
     assert options is not None, "called for a stock engine"
     bound = Bound.from_options(options, config.cache_config.block_size)
-    for check in _CHECKS + (_ANCHOR_CHECKS if bound.anchored else ()):
+    checks = _CHECKS + (_ANCHOR_CHECKS if bound.anchored else ()) + (_KERNEL_CHECKS if options.get("kernel") else ())
+    for check in checks:
         problem = check(config, bound)
         if problem:
             raise ValueError(f"{OPTIONS_KEY}: {problem}")
@@ -171,6 +172,15 @@ def _positions_in_space(config: VllmConfig, bound: Bound) -> str | None:
     )
 
 
+def _mixed_layers_for_kernel(config: VllmConfig, bound: Bound) -> str | None:
+    if not _local_layers(config):
+        return None
+    return (
+        "the model mixes layers with and without a window of their own, and kernel='sink_window' serves one kind only; "
+        "leave kernel out"
+    )
+
+
 def _local_layers(config: VllmConfig) -> bool:
     text = config.model_config.hf_text_config
     kinds = getattr(text, "layer_types", None) or ()
@@ -207,3 +217,4 @@ _ANCHOR_CHECKS: tuple[Check, ...] = (
     _mixed_layers,
     _positions_in_space,
 )
+_KERNEL_CHECKS: tuple[Check, ...] = (_mixed_layers_for_kernel,)

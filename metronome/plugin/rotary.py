@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from metronome_kernels import reference
 
 from metronome.plugin import compat
 
@@ -21,27 +22,12 @@ class Rotation:
         return same_style and torch.equal(self.inv_freq, other.inv_freq)
 
     def cos_sin(self, shift: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """shift: [K] positions -> two [K, 1, 1, F] float32, to apply to [K, tokens, heads, dim]."""
-        angle = shift.to(torch.float64)[:, None] * self.inv_freq
-        return angle.cos().float()[:, None, None], angle.sin().float()[:, None, None]
+        """shift: [K] positions -> two [K, F] float32."""
+        return reference.cos_sin(shift, self.inv_freq)
 
     def turn(self, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotate keys [K, tokens, heads, dim] forward, in float32; same dtype out."""
-        num_rotated = 2 * self.inv_freq.numel()
-        rotated, rest = keys[..., :num_rotated].float(), keys[..., num_rotated:]
-        first, second = self._halves(rotated)
-        turned = (first * cos - second * sin, second * cos + first * sin)
-        if self.is_neox_style:
-            joined = torch.cat(turned, dim=-1)
-        else:
-            joined = torch.stack(turned, dim=-1).flatten(-2)
-        return torch.cat((joined.to(keys.dtype), rest), dim=-1)
-
-    def _halves(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.is_neox_style:
-            first, second = keys.chunk(2, dim=-1)
-            return first, second
-        return keys[..., ::2], keys[..., 1::2]
+        """Rotate keys [K, tokens, heads, dim] forward by cos, sin [K, F], in float32; same dtype out."""
+        return reference.rotate(keys, cos[:, None, None], sin[:, None, None], self.is_neox_style)
 
 
 def _plain(rope: Any) -> torch.Tensor:
