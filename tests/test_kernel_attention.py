@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from metronome_kernels import reference
-from metronome_kernels.sink_window import choose_splits, launch_shape, sink_window_attention
+from metronome_kernels.launch import choose_splits, launch_shape
+from metronome_kernels.sink_window import sink_window_attention
 
 from metronome.window import Bound
 

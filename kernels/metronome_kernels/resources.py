@@ -21,10 +21,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from metronome_kernels.launch import launch_shape
 from metronome_kernels.rotate_sinks import launch_shape as rotate_shape
 from metronome_kernels.rotate_sinks import rotate_kernel
 from metronome_kernels.shapes import HEAD_SHAPES, HeadShape
-from metronome_kernels.sink_window import attention_kernel, join_kernel, launch_shape
+from metronome_kernels.sink_window import attention_kernel, join_kernel
 
 ARCHITECTURES = (90, 100, 120)
 # Shared memory that one block of threads can have, in bytes, by architecture (CUDA programming guide, opt-in limit).
