@@ -14,3 +14,8 @@ def test_kernel_compiles_for_every_architecture_without_spills(say_at_end):
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("| ")][2:]
     assert len(rows) == 5 * 6  # kernels' forms by head shapes
+
+
+def test_kernel_package_and_its_reference_need_no_triton():
+    program = "import sys; sys.modules['triton'] = None; import metronome_kernels.reference, metronome.plugin.rotary"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
