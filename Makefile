@@ -23,3 +23,4 @@ lint: setup
 
 figures: setup
 	.venv/bin/python -m figures --data data/golden --out build --check $(ARGS)
+	.venv/bin/python -m figures claims --check

@@ -1,6 +1,7 @@
-"""Draw figures from traces.
+"""Draw figures from traces, or judge the paper's claims by them.
 
 python -m figures [name ...] --data data/golden --out build [--check | --update]
+python -m figures claims [--data data/golden] [--out docs] [--check]
 """
 
 import argparse
@@ -14,6 +15,7 @@ import pandas as pd
 
 from figures import (
     admission,
+    claims,
     cliff,
     generality,
     long_call,
@@ -52,7 +54,10 @@ EXPECTED = Path(__file__).parent / "expected"
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = _parse(argv)
+    given = sys.argv[1:] if argv is None else argv
+    if given[:1] == ["claims"]:
+        return claims.main(given[1:])
+    args = _parse(given)
     style.use()
     faults = []
     for name in args.names or _drawable(args.data):
@@ -79,7 +84,7 @@ def _drawable(data: Path) -> list[str]:
     return [name for name, module in FIGURES.items() if module.EXPERIMENT == experiment]
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
+def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m figures", description="Draw figures from traces alone.")
     parser.add_argument("names", nargs="*", help=f"which of {', '.join(FIGURES)}; all if none is named")
     parser.add_argument("--data", type=Path, required=True, help="a run directory, or data/golden")

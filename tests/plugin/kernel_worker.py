@@ -1,16 +1,12 @@
 """A worker of vLLM's CPU engine whose attention is our kernel, in Triton's interpreter.
 
-Loaded in the engine's processes by name. The interpreter must be on before triton is imported, and CPU_ATTN, which is
+Loaded in the worker's process by name; that process must have been started with TRITON_INTERPRET=1. CPU_ATTN, which is
 all that this platform chooses, answers with the kernel's backend.
 """
 
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
-
-import torch  # noqa: E402
-from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend  # noqa: E402
-from vllm.v1.worker.cpu_worker import CPUWorker  # noqa: E402
+import torch
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.worker.cpu_worker import CPUWorker
 
 
 class KernelWorker(CPUWorker):

@@ -26,14 +26,16 @@ TO_THE_TOKEN = Bound(block_size=1, **OPTIONS)
 async def engine(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kernel")
     model = str(first_layers(2, folder))
-    engine = Engine(
-        folder,
-        OPTIONS,
-        model=model,
-        worker_cls="kernel_worker.KernelWorker",
-        max_num_batched_tokens=48,
-        num_gpu_blocks_override=24,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")  # read by the worker, as it imports triton
+        engine = Engine(
+            folder,
+            OPTIONS,
+            model=model,
+            worker_cls="kernel_worker.KernelWorker",
+            max_num_batched_tokens=48,
+            num_gpu_blocks_override=24,
+        )
     yield engine
     engine.llm.shutdown()
 
