@@ -64,12 +64,13 @@ def main(argv: list[str] | None = None) -> int:
         module = FIGURES[name]
         try:
             data = trace.read(args.data, module.EXPERIMENT)
-            paths = style.save(module.draw(data), args.out, name)
+            marks = module.points(data)
+            paths = style.save(module.draw(data, marks), args.out, name)
         except ValueError as error:
             faults.append(f"{name}: {error}")
             continue
         print(f"{name}: {', '.join(map(str, paths))}")
-        faults += _compare(name, module.points(data), args)
+        faults += _compare(name, marks, args)
     for fault in faults:
         print(fault, file=sys.stderr)
     return bool(faults)

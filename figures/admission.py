@@ -47,8 +47,9 @@ def ordered(trace: Trace) -> pd.DataFrame:
     return keys.sort_values(["unbounded", "place"])
 
 
-def draw(trace: Trace) -> Figure:
-    marks, cases = points(trace), ordered(trace)
+def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
+    """marks: `points` of the trace."""
+    cases = ordered(trace)
     figure = Figure(figsize=(style.TEXT_IN, 4.2))
     axes = figure.subplots(3, len(cases), sharex=True, sharey="row", squeeze=False, height_ratios=[3, 2, 2])
     for column, case in zip(axes.T, cases.itertuples(), strict=True):

@@ -40,8 +40,8 @@ def predicted_s(point: object) -> float | None:
     return None if t_sat is None else t_sat / NS_PER_S
 
 
-def draw(trace: Trace) -> Figure:
-    marks = points(trace)
+def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
+    """marks: `points` of the trace."""
     deadline_ms = trace.points.deadline_ns.iloc[0] / NS_PER_MS
     figure = Figure(figsize=(style.TEXT_IN, 2.7))
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])

@@ -39,8 +39,8 @@ def case_of(point: object) -> str:
     return str(point.model if point.workload == "voice" else point.workload)  # type: ignore[attr-defined]
 
 
-def draw(trace: Trace) -> Figure:
-    marks = points(trace)
+def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
+    """marks: `points` of the trace."""
     cases = sorted(set(marks.case), key=lambda case: (case in _LABELS, case))  # models, then other loads
     num_rows = -(-len(cases) // _COLUMNS)
     figure = Figure(figsize=(style.TEXT_IN, 1.55 * num_rows + 0.5))

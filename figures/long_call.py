@@ -47,8 +47,8 @@ def points(trace: Trace) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def draw(trace: Trace) -> Figure:
-    marks = points(trace)
+def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
+    """marks: `points` of the trace."""
     figure = Figure(figsize=(style.TEXT_IN, 4.0))
     axes = figure.subplots(3, 1, sharex=True)
     for ax, (series, label) in zip(axes, _PANELS, strict=True):

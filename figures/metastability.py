@@ -70,8 +70,8 @@ def _bounded_frames(trace: Trace) -> pd.DataFrame:
     return trace.frames[trace.frames.point_id.isin(bounded)]
 
 
-def draw(trace: Trace) -> Figure:
-    marks = points(trace)
+def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
+    """marks: `points` of the trace."""
     figure = Figure(figsize=(style.TEXT_IN, 2.9))
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     _draw_runs(left, marks)

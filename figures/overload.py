@@ -41,8 +41,8 @@ def points(trace: Trace) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def draw(trace: Trace) -> Figure:
-    marks = points(trace)
+def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
+    """marks: `points` of the trace."""
     figure = Figure(figsize=(style.TEXT_IN, 3.6))
     grid = figure.add_gridspec(2, 2, width_ratios=[3, 2])
     above = figure.add_subplot(grid[0, 0])

@@ -30,8 +30,8 @@ def points(trace: Trace) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def draw(trace: Trace) -> Figure:
-    marks = points(trace)
+def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
+    """marks: `points` of the trace."""
     sizes = sorted(set(marks.sessions))
     figure = Figure(figsize=(style.TEXT_IN, 2.6))
     panels = figure.subplots(1, len(sizes) + 1, squeeze=False)[0]

@@ -57,8 +57,8 @@ def points(trace: Trace) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def draw(trace: Trace) -> Figure:
-    marks = points(trace)
+def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
+    """marks: `points` of the trace."""
     figure = Figure(figsize=(style.TEXT_IN, 2.7))
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     for sessions, one in marks.groupby("sessions"):

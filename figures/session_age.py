@@ -24,8 +24,8 @@ def points(trace: Trace) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def draw(trace: Trace) -> Figure:
-    marks = points(trace)
+def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
+    """marks: `points` of the trace."""
     figure = Figure(figsize=(style.COLUMN_IN, 2.4))
     ax = figure.subplots()
     looks = {

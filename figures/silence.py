@@ -63,8 +63,8 @@ def _histogram_rows(name: str, edges: np.ndarray, pool: pd.DataFrame, collapse_n
     return rows
 
 
-def draw(trace: Trace) -> Figure:
-    marks = points(trace)
+def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
+    """marks: `points` of the trace."""
     one = _collapsed(trace)
     figure = Figure(figsize=(style.TEXT_IN, 3.6))
     left, right = figure.subfigures(1, 2, width_ratios=[3, 2])

@@ -62,8 +62,8 @@ def _row(point_id: str, series: str, x: int, group: pd.DataFrame, scale: object)
     return {"point_id": point_id, "series": series, "x": int(x), "y": y, "low": low, "high": high}
 
 
-def draw(trace: Trace) -> Figure:
-    marks = points(trace)
+def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
+    """marks: `points` of the trace."""
     marks = marks[marks.point_id.isin(_SHOWN)]
     figure = Figure(figsize=(style.TEXT_IN, 3.0))
     left, middle, right = figure.subplots(1, 3, width_ratios=[5, 3, 3])

@@ -238,5 +238,5 @@ def test_what_age_costs_is_what_the_traces_say():
 
 def test_the_picture_is_the_figure(golden, tmp_path):
     style.use()
-    _, png = style.save(cliff.draw(golden), tmp_path, "cliff")
+    _, png = style.save(cliff.draw(golden, cliff.points(golden)), tmp_path, "cliff")
     assert png.read_bytes() == (ROOT / "docs" / "img" / "cliff.png").read_bytes()

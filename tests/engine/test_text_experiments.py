@@ -61,4 +61,4 @@ def test_a_long_call_outlives_the_border_of_a_stock_engine(tmp_path):
     points = long_call.points(data)
     blocks = points[(points.series == "blocks") & (points.point_id == bounded["point_id"])]
     assert blocks.y.max() == bounded["blocks"][1]
-    assert isinstance(long_call.draw(data), Figure)
+    assert isinstance(long_call.draw(data, long_call.points(data)), Figure)
