@@ -1,6 +1,6 @@
 # One command each: set-up comes first and is skipped in about a second when it is done (scripts/setup.sh).
 # ARGS goes to the program behind a target: make test ARGS="-k window", make run ARGS="workload.seed=2"
-.PHONY: setup run smoke test lint figures
+.PHONY: setup run smoke reproduce test lint figures notebooks
 MAKEFLAGS += --no-print-directory
 
 setup:
@@ -11,6 +11,9 @@ run: setup
 
 smoke: setup
 	.venv/bin/python -m experiments.run +exp=smoke $(ARGS)
+
+reproduce: setup
+	.venv/bin/python -m experiments.reproduce $(ARGS)
 
 test: setup
 	.venv/bin/python -m pytest $(ARGS)
@@ -24,3 +27,6 @@ lint: setup
 figures: setup
 	.venv/bin/python -m figures --data data/golden --out build --check $(ARGS)
 	.venv/bin/python -m figures claims --check
+
+notebooks: setup
+	.venv/bin/python scripts/run_notebooks.py --out build/notebooks $(ARGS)

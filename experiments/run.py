@@ -12,11 +12,14 @@ from pathlib import Path
 from types import ModuleType
 
 import hydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from experiments import schema
+from experiments import catalogue, schema
 from experiments.enginelog import EngineFailed
+from experiments.machine import alone
 from experiments.manifest import Manifest, config_hash
+
+OmegaConf.register_new_resolver("experiments", catalogue.listing, replace=True)  # for --help
 
 _EXIT_FAILED, _EXIT_REFUSED, _EXIT_INTERRUPTED = 1, 2, 130
 
@@ -50,7 +53,7 @@ def _execute(run: schema.Run, directory: Path) -> None:
     run_id = f"{run.name}-{directory.name}-{config_hash(run)}"
     manifest = Manifest(directory, run, run_id)
     try:
-        with Progress() as progress, TraceWriter(directory, run_id) as writer:
+        with alone(), Progress() as progress, TraceWriter(directory, run_id) as writer:
             experiment = _module(run)
             results = asyncio.run(experiment.Experiment(run, directory, manifest, progress).execute(writer))
     except BaseException as error:

@@ -1,6 +1,6 @@
 """The claims table: what the paper claims, what committed traces say, and the verdict that follows by rule.
 
-    python -m figures claims [--data data/golden] [--out docs] [--check]
+    python -m figures claims [--data data/golden ...] [--out docs] [--check]
 
 Writes CLAIMS.md and claims.json. A verdict is never typed: each claim has criteria (figures/evidence_*.py), and is
 "reproduced" if all hold, "partly" if some do, "not" if none does, "not tested" where there is no trace.
@@ -10,6 +10,7 @@ import argparse
 import difflib
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def judge(claim: Claim, data: Path) -> dict[str, Any]:
+def judge(claim: Claim, folders: Sequence[Path]) -> dict[str, Any]:
     """One row of the table, as claims.json has it; ValueError only for traces that cannot be read."""
     row: dict[str, Any] = {
         "id": claim.id,
@@ -76,7 +77,8 @@ def judge(claim: Claim, data: Path) -> dict[str, Any]:
         "command": f"python -m experiments.run +exp={claim.experiment}",
         "simulated": None,  # until there is a simulator
     }
-    if not list(data.glob(f"{claim.experiment}.points*.parquet")):
+    data = next((folder for folder in folders if _holds(folder, claim.experiment)), None)
+    if data is None:
         return row | {"verdict": "not tested", "measured": None, "on": None, "runs": [], "criteria": {}}
     found = trace.read(data, claim.experiment)
     said = claim.judge(found)
@@ -88,6 +90,14 @@ def judge(claim: Claim, data: Path) -> dict[str, Any]:
         "runs": sorted(set(found.points.run_id)),
         "criteria": criteria,
     }
+
+
+def _holds(folder: Path, experiment: str) -> bool:
+    """Whether a folder of traces, or a run's directory, has this experiment."""
+    manifest = folder / "manifest.json"
+    if manifest.exists():
+        return bool(json.loads(manifest.read_text())["experiment"] == experiment)
+    return bool(list(folder.glob(f"{experiment}.points*.parquet")))
 
 
 def verdict(said: Evidence) -> str:
@@ -140,15 +150,17 @@ def render(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def documents(data: Path) -> dict[str, str]:
+def documents(folders: Sequence[Path]) -> dict[str, str]:
     """File name -> text."""
-    rows = [judge(claim, data) for claim in CLAIMS]
+    rows = [judge(claim, folders) for claim in CLAIMS]
     return {"CLAIMS.md": render(rows), "claims.json": json.dumps(rows, indent=1, allow_nan=False) + "\n"}
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m figures claims", description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=Path("data/golden"), help="a folder of traces")
+    parser.add_argument(
+        "--data", type=Path, nargs="+", default=[Path("data/golden")], help="folders of traces, or run directories"
+    )
     parser.add_argument("--out", type=Path, default=Path("docs"))
     parser.add_argument("--check", action="store_true", help="write nothing; fail where the documents differ")
     args = parser.parse_args(argv)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments import catalogue
 from experiments.manifest import _strict
 from metronome import trace
 
@@ -145,3 +146,11 @@ def test_cases_run_each_by_its_own_name(tmp_path):
 def test_a_case_that_is_none_is_refused(tmp_path):
     done = run("+exp=generality", "generality.only=[nobody]", f"out.dir={tmp_path / 'run'}")
     assert done.returncode == 2 and "generality.only=['nobody']: must name some of" in done.stderr
+
+
+def test_help_lists_every_experiment():
+    command = [sys.executable, "-m", "experiments.run", "--help"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert catalogue.listing().splitlines()[0].strip() in said
+    assert all(f"+exp={entry.name} " in said for entry in catalogue.entries())
+    assert "workload: agent, video, voice" in said
