@@ -66,7 +66,10 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True, config=_strict)
 class Speech:
+    """codec_tokens_per_second: for models that hear no audio themselves, to which speech is tokens of a codec."""
+
     dir: Path
+    codec_tokens_per_second: Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True, kw_only=True, config=_strict)

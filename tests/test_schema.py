@@ -174,3 +174,9 @@ def test_sessions_of_a_case_can_be_named():
 def test_a_case_whose_sessions_would_meet_the_border_is_refused():
     with pytest.raises(schema.ConfigError, match="a session of case video comes to 2060 tokens; shorten .*video"):
         load("+exp=generality", "target=none", "generality.cases.video.workload.duration_s=20")
+
+
+def test_an_experiment_slows_the_codec_and_no_ear():
+    """What a model hears per second is its own; only speech that is tokens can be made lighter."""
+    runs = {name: load("+exp=smoke", f"model={name}") for name in ("smollm2", "qwen3_omni_30b")}
+    assert {name: run.model.tokens_per_second for name, run in runs.items()} == {"smollm2": 12.5, "qwen3_omni_30b": 13}
