@@ -163,7 +163,7 @@ class GrowthAwareLimit:
             if value <= 0:
                 raise ValueError(f"admission.{name}={value}: must be above 0")
         self._num_blocks, self._block_size, self._session_blocks = num_blocks, block_size, session_blocks
-        self._growth, self._period_ns, self._lifetime_ns, self._margin = growth, period_ns, lifetime_ns, margin
+        self._growth, self._period_ns, self._margin = growth, period_ns, margin
         self._ahead = np.linspace(0, 4 * lifetime_ns, 81)  # beyond four lifetimes hardly anyone is left
         self._alive = np.exp(-self._ahead / lifetime_ns)
 
