@@ -30,7 +30,7 @@ def doctor(
         bound = Bound(window=window, sinks=sinks, positions=positions, block_size=block_size)
         info = _start(model, bound, num_blocks, max_model_len)
     except (RuntimeError, ValueError) as error:
-        typer.echo(f"refused: {error}", err=True)
+        typer.echo(f"refused: {error}{_hint(error)}", err=True)
         raise typer.Exit(1) from error
     for line in describe(info, bound, frame_tokens):
         typer.echo(line)
@@ -61,6 +61,16 @@ def forecast(
         typer.echo(f"{experiment:14} {run.point_id:28} {ended:22} alarms {run.num_alarms}  {lead}")
     for line in warning.conclude([run for _, run in found]):
         typer.echo(line)
+
+
+def _hint(error: Exception) -> str:
+    """What to do where vLLM itself cannot be imported."""
+    if "torchvision::" not in str(error):
+        return ""
+    return (
+        "; torchvision is built for CUDA here: run scripts/torchvision_on_cpu.py of the repository with this Python, "
+        "or uninstall torchvision"
+    )
 
 
 def _start(model: str, bound: Bound, num_blocks: int, max_model_len: int) -> EngineInfo:

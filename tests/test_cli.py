@@ -3,6 +3,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from metronome.backends.base import EngineInfo
+from metronome import cli
 from metronome.cli import app, describe
 from metronome.window import Bound
 
@@ -43,3 +44,12 @@ def test_forecast_of_an_empty_directory_is_refused(tmp_path):
     result = CliRunner().invoke(app, ["forecast", str(tmp_path)])
     assert result.exit_code == 1
     assert "holds no traces; give a run directory, or data/golden" in result.output
+
+
+def test_doctor_says_what_to_do_about_a_torchvision_that_breaks_vllm(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(cli, "_start", broken)
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 1 and "torchvision_on_cpu.py" in done.output
