@@ -2,8 +2,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from metronome.backends.base import EngineInfo
 from metronome import cli
+from metronome.backends.base import EngineInfo
 from metronome.cli import app, describe
 from metronome.window import Bound
 
