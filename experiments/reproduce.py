@@ -16,12 +16,19 @@ from pathlib import Path
 
 from experiments.catalogue import Entry, entries
 
+_EXIT_INTERRUPTED = 130
 _NO_FIGURE = {"smoke"}  # shows what the cliff sweep shows, in small
 Command = Callable[[Sequence[str]], int]  # runs a program and returns its exit code
 
 
 def run_program(command: Sequence[str]) -> int:
-    return subprocess.run(command, check=False).returncode
+    """Ctrl-C reaches the program too, and it is left to end its engine: subprocess.run would kill it after 0.25 s."""
+    program = subprocess.Popen(command)
+    try:
+        return program.wait()
+    except KeyboardInterrupt:
+        program.wait()
+        raise
 
 
 def main(argv: list[str] | None = None, run: Command = run_program) -> int:
@@ -31,7 +38,11 @@ def main(argv: list[str] | None = None, run: Command = run_program) -> int:
     print(_plan(chosen, todo, args.dir))
     if args.dry_run:
         return 0
-    failed = _run_all(todo, args.dir, run)
+    try:
+        failed = _run_all(todo, args.dir, run)
+    except KeyboardInterrupt:
+        print("reproduce: interrupted; run the same command again to go on", file=sys.stderr)
+        return _EXIT_INTERRUPTED
     done = [entry.name for entry in chosen if is_complete(args.dir / entry.name)]
     failed += _draw(done, args.dir, run)
     print(f"reproduce: {len(done)} of {len(chosen)} experiments complete" + (f"; failed: {failed}" if failed else ""))

@@ -1,7 +1,12 @@
 """Everything in order: what is run, what is skipped, and that nothing measured is lost. No engine is started."""
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -101,3 +106,40 @@ def test_a_header_without_minutes_is_refused(tmp_path):
     path.write_text("# @package _global_\n# Something new.\nname: new\n")
     with pytest.raises(ValueError, match=r"new\.yaml: needs a line '# Minutes on two cores"):
         catalogue._read(path)
+
+
+SLOW_TO_END = """
+import pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+try:
+    (folder / "started").touch()
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(1)  # as an engine takes to end
+    (folder / "ended").touch()
+"""
+
+
+def test_ctrl_c_leaves_the_program_time_to_end(tmp_path):
+    driver = "from experiments.reproduce import run_program; import sys; run_program(sys.argv[1:])"
+    command = [sys.executable, "-c", driver, sys.executable, "-c", SLOW_TO_END, str(tmp_path)]
+    child = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not (tmp_path / "started").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    os.killpg(child.pid, signal.SIGINT)  # a terminal sends it to both
+    child.wait(timeout=60)
+    assert (tmp_path / "ended").exists()
+
+
+def test_ctrl_c_ends_it_all_and_says_how_to_go_on(tmp_path, capsys):
+    machine = Machine()
+
+    def interrupted(command):
+        if "+exp=session_age" in command:
+            raise KeyboardInterrupt
+        return machine(command)
+
+    assert go(tmp_path, interrupted, "--only", "saturation,session_age,cliff_sweep") == 130
+    assert machine.experiments() == ["saturation"] and len(machine.commands) == 1
+    assert "run the same command again to go on" in capsys.readouterr().err
