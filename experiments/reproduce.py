@@ -118,13 +118,12 @@ def _set_aside(run_dir: Path) -> None:
 
 def _draw(done: list[str], directory: Path, run: Command) -> list[str]:
     """Figures of each complete run, and the claims from all of them; the steps that failed."""
+    if not done:
+        return []
     runs, results = [str(directory / name) for name in done], str(directory / "results")
-    failed = [
-        f"figures of {path}"
-        for path in runs
-        if run([sys.executable, "-m", "figures", "--data", path, "--out", results])
-    ]
-    if runs and run([sys.executable, "-m", "figures", "claims", "--data", *runs, "--out", results]):
+    figures = [sys.executable, "-m", "figures"]
+    failed = [f"figures of {path}" for path in runs if run([*figures, "--data", path, "--out", results])]
+    if run([*figures, "claims", "--data", *runs, "--out", results]):
         failed.append("claims")
     print(f"reproduce: figures, CLAIMS.md and claims.json lie in {results}")
     return failed

@@ -17,7 +17,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-MODEL = ROOT / ".cache" / "smollm2"
 PACKAGES = {"metronome": "metronome", "metronome_kernels": "kernels/metronome_kernels"}
 PACKAGES |= {"experiments": "experiments", "figures": "figures"}
 # vLLM, of whichever build, and what comes with it; omegaconf is a part of Hydra.
@@ -168,11 +167,3 @@ def test_an_experiment_away_from_the_checkout_runs_on_speech_that_it_is_given(in
     refused = run(command, **here)
     assert refused.returncode == 2 and "speech.dir" in refused.stderr
     assert "written to runs/smoke/" in succeed([*command, f"speech.dir={ROOT / 'data' / 'speech'}"], **here)
-
-
-@pytest.mark.engine
-@pytest.mark.skipif(not MODEL.exists(), reason=f"needs the model in {MODEL} (make setup)")
-def test_the_doctor_of_the_wheel_finds_the_bound_live(installed, tmp_path):
-    command = [installed / "bin" / "metronome", "doctor", MODEL, "--window", "256"]
-    said = succeed(command, tmp_path, PYTHONPATH=str(installed))
-    assert "scheduler SinkWindowManager" in said and "worker SinkWindowBuilder[" in said
