@@ -21,7 +21,7 @@ test: setup
 lint: setup
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
-	.venv/bin/mypy metronome
+	.venv/bin/mypy
 	.venv/bin/lint-imports
 
 figures: setup

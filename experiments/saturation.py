@@ -29,7 +29,7 @@ CAPTION = "times in s, errors against the real t_sat; first order: (1 - rho0) / 
 
 def _with_error(result: dict[str, Any], predicted_s: float | None) -> str:
     real_s = result["t_collapse_s"]
-    if predicted_s is None or real_s is None:
+    if predicted_s is None or not real_s:  # overloaded from the start: there is no time to be off by
         return number(predicted_s, 2)
     return f"{predicted_s:.2f} ({100 * (predicted_s / real_s - 1):+.1f} %)"
 

@@ -3,7 +3,7 @@
     python -m figures claims [--data data/golden ...] [--out docs] [--check]
 
 Writes CLAIMS.md and claims.json. A verdict is never typed: each claim has criteria (figures/evidence_*.py), and is
-"reproduced" if all hold, "partly" if some do, "not" if none does, "not tested" where there is no trace.
+"reproduced" if all hold, "partly" if some do, "not" if none does, "not tested" where no trace can tell.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from metronome.trace import Trace
 
 RULE = (
     "**Verdict, by rule:** *reproduced* if all criteria of a claim hold on the committed trace, *partly* if some do, "
-    "*not* if none does, *not tested* where there is no trace. Nothing on this page is typed by hand."
+    "*not* if none does, *not tested* where no trace can tell. Nothing on this page is typed by hand."
 )
 
 
@@ -81,7 +81,10 @@ def judge(claim: Claim, folders: Sequence[Path]) -> dict[str, Any]:
     if data is None:
         return row | {"verdict": "not tested", "measured": None, "on": None, "runs": [], "criteria": {}}
     found = trace.read(data, claim.experiment)
-    said = claim.judge(found)
+    try:
+        said = claim.judge(found)
+    except ValueError as error:  # such as a run that ended before what is claimed could come
+        said = Evidence(f"this run cannot tell: {error}", {})
     criteria = {text: bool(holds) for text, holds in said.criteria.items()}
     return row | {
         "verdict": verdict(said),
@@ -102,6 +105,8 @@ def _holds(folder: Path, experiment: str) -> bool:
 
 def verdict(said: Evidence) -> str:
     holds = list(said.criteria.values())
+    if not holds:
+        return "not tested"
     return "reproduced" if all(holds) else "partly" if any(holds) else "not"
 
 

@@ -55,8 +55,8 @@ def _fills(point: pd.Series) -> bool:
 def _growth_until_silent(one: Trace, found: Summary) -> float:
     frames = one.frames[one.frames.done_ns.notna()]
     middle = frames.release_ns < found.t_collapse_s * 1e9 / 2
-    halves = [quantile(engine_latency_ns(frames[part]), 0.5) for part in (middle, ~middle)]
-    return float(halves[1] / halves[0])
+    first, second = (quantile(engine_latency_ns(frames[part]), 0.5) for part in (middle, ~middle))
+    return np.inf if first is None or second is None else second / first  # late from the start: nothing flat
 
 
 def _answered_after(one: Trace, found: Summary) -> int:
@@ -154,7 +154,7 @@ def _cases(trace: Trace, names: tuple[str, ...]) -> tuple[dict[str, Summary], di
             continue
         found = summarise(trace.of(point.point_id))
         if point.kv == "unbounded":
-            unbounded[name], t_sat[name] = found, cliff.predicted_s(point)
+            unbounded[name], t_sat[name] = found, cliff.predicted_s(point) or np.inf
         else:
             bounded[name] = found
     return unbounded, bounded, t_sat

@@ -45,6 +45,15 @@ def test_without_a_trace_nothing_is_claimed(tmp_path, capsys):
     assert "| C1 |" in (tmp_path / "docs" / "CLAIMS.md").read_text()
 
 
+def test_a_run_that_cannot_tell_is_no_test(tmp_path, monkeypatch):
+    def cannot(data):
+        raise ValueError("unbounded-n4 did not collapse")
+
+    claim = replace(claims.CLAIMS[4], judge=cannot)
+    row = claims.judge(claim, [GOLDEN])
+    assert row["verdict"] == "not tested" and row["measured"] == "this run cannot tell: unbounded-n4 did not collapse"
+
+
 def test_a_difference_is_shown(tmp_path, capsys):
     (tmp_path / "CLAIMS.md").write_text("another\n")
     assert main(["claims", "--data", str(tmp_path), "--out", str(tmp_path), "--check"]) == 1
@@ -88,6 +97,13 @@ def test_frames_that_are_answered_after_all_are_no_step():
     )
     said = evidence_cliff.one_step_to_a_stall(replace(data, frames=late))
     assert claims.verdict(said) == "partly" and list(said.criteria.values()) == [True, False, False]
+
+
+def test_runs_that_are_late_from_the_start_show_no_flat_latency():
+    data = golden("cliff_sweep")
+    slow = data.frames.assign(done_ns=data.frames.done_ns + 20_000_000_000)
+    said = evidence_cliff.one_step_to_a_stall(replace(data, frames=slow))
+    assert claims.verdict(said) != "reproduced"
 
 
 def test_n_star_above_memory_binds_nothing(monkeypatch):

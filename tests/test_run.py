@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import catalogue
+from experiments import catalogue, saturation
 from experiments.manifest import _strict
 from metronome import trace
 
@@ -154,3 +154,9 @@ def test_help_lists_every_experiment():
     assert catalogue.listing().splitlines()[0].strip() in said
     assert all(f"+exp={entry.name} " in said for entry in catalogue.entries())
     assert "workload: agent, video, voice" in said
+
+
+def test_a_saturation_run_that_is_late_from_the_start_still_has_its_table():
+    result = {"t_collapse_s": 0.0}
+    assert saturation._with_error(result, 41.9) == "41.90"
+    assert saturation._with_error({"t_collapse_s": 40.0}, 42.0) == "42.00 (+5.0 %)"
