@@ -130,6 +130,7 @@ def vllm_triton(step: Decode) -> Call:
         torch.empty(size, device="cuda"),
     ]
     held = step.num_tokens - (step.table.shape[1] - step.compact.shape[1]) * BLOCK_SIZE
+    lens = torch.full_like(step.lens, held)
 
     def attend() -> torch.Tensor:
         unified_attention(
@@ -139,7 +140,7 @@ def vllm_triton(step: Decode) -> Call:
             out=output,
             cu_seqlens_q=step.start,
             max_seqlen_q=1,
-            seqused_k=torch.full_like(step.lens, held),
+            seqused_k=lens,
             max_seqlen_k=held,
             softmax_scale=step.scale,
             causal=True,
