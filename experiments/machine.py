@@ -8,10 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from experiments.profiles import has_gpu
+
 
 def lock_path() -> Path:
-    """One for the CPU, and one for each choice of GPUs, which may measure side by side."""
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace(",", "+")
+    """One for the CPU, and one for each choice of GPUs, which may measure side by side.
+
+    Without a GPU the choice says nothing: a launcher sets it for its jobs, a shell does not.
+    """
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace(",", "+") if has_gpu() else "cpu"
     return Path(tempfile.gettempdir()) / f"metronome-{os.getuid()}-{devices}.lock"
 
 
