@@ -18,6 +18,7 @@ from typing import Any
 from figures import evidence_bound, evidence_cliff
 from figures.evidence import Evidence, Judge
 from metronome import trace
+from metronome.stats import MAX_HARNESS_LATE, count_harness_late
 from metronome.trace import Trace
 
 RULE = (
@@ -83,6 +84,8 @@ def judge(claim: Claim, folders: Sequence[Path]) -> dict[str, Any]:
     found = trace.read(data, claim.experiment)
     try:
         said = claim.judge(found)
+        if late := sent_late(found, said.of):
+            raise ValueError(f"the load generator was late in {', '.join(late)}")
     except ValueError as error:  # such as a run that ended before what is claimed could come
         said = Evidence(f"this run cannot tell: {error}", {})
     criteria = {text: bool(holds) for text, holds in said.criteria.items()}
@@ -101,6 +104,17 @@ def _holds(folder: Path, experiment: str) -> bool:
     if manifest.exists():
         return bool(json.loads(manifest.read_text())["experiment"] == experiment)
     return bool(list(folder.glob(f"{experiment}.points*.parquet")))
+
+
+def sent_late(found: Trace, of: list[str] | None = None) -> list[str]:
+    """Points that say nothing of the engine (`MAX_HARNESS_LATE`), where frames are due and sends were kept."""
+    late = []
+    for point in found.points[found.points.period_ns.notna()].itertuples():
+        frames = found.frames[found.frames.point_id == point.point_id]
+        if (of is None or point.point_id in of) and frames.sent_ns.notna().any():
+            count = count_harness_late(frames, int(point.period_ns))
+            late += [point.point_id] if count > MAX_HARNESS_LATE * len(frames) else []
+    return late
 
 
 def verdict(said: Evidence) -> str:

@@ -54,6 +54,15 @@ def test_a_run_that_cannot_tell_is_no_test(tmp_path, monkeypatch):
     assert row["verdict"] == "not tested" and row["measured"] == "this run cannot tell: unbounded-n4 did not collapse"
 
 
+def test_a_run_whose_load_generator_was_late_is_no_test(tmp_path):
+    data = golden("recycling")
+    assert claims.sent_late(data) == []
+    late = replace(data, frames=data.frames.assign(sent_ns=data.frames.sent_ns + 1_000_000_000))
+    assert claims.sent_late(late) == data.points.point_id.tolist()
+    (one, *_) = data.points.point_id
+    assert claims.sent_late(late, of=[one]) == [one]
+
+
 def test_a_difference_is_shown(tmp_path, capsys):
     (tmp_path / "CLAIMS.md").write_text("another\n")
     assert main(["claims", "--data", str(tmp_path), "--out", str(tmp_path), "--check"]) == 1

@@ -18,4 +18,5 @@ def test_kernel_compiles_for_every_architecture_without_spills(say_at_end):
 
 def test_kernel_package_and_its_reference_need_no_triton():
     program = "import sys; sys.modules['triton'] = None; import metronome_kernels.reference, metronome.plugin.rotary"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr

@@ -45,7 +45,9 @@ def test_kernel_rotates_into_the_cache(dtype, heads, is_neox):
 def test_kernel_rotates_nothing_when_nothing_moves():
     nothing = torch.zeros(0, 16, dtype=torch.int64)
     cos, sin = reference.cos_sin(torch.zeros(0), paged.frequencies(32))
-    rotate_sinks(torch.zeros(2, 16, 1, 64), torch.zeros(4, 1, 64), nothing, nothing.flatten(), cos, sin, True)
+    cache = torch.zeros(2, 16, 1, 64)
+    rotate_sinks(cache, torch.ones(4, 1, 64), nothing, nothing.flatten(), cos, sin, True)
+    assert not cache.any()
 
 
 def test_kernel_that_turns_queries_equals_one_that_reads_rotated_sinks():
