@@ -2,7 +2,6 @@
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures import style
@@ -50,26 +49,35 @@ def ordered(trace: Trace) -> pd.DataFrame:
 def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
     """marks: `points` of the trace."""
     cases = ordered(trace)
-    figure = Figure(figsize=(style.TEXT_IN, 4.2))
-    axes = figure.subplots(3, len(cases), sharex=True, sharey="row", squeeze=False, height_ratios=[3, 2, 2])
-    for column, case in zip(axes.T, cases.itertuples(), strict=True):
+    figure = Figure(figsize=(style.COLUMN_IN, 0.95 * len(cases) + 0.8))
+    axes = figure.subplots(len(cases), 3, sharex=True, sharey="col", squeeze=False)
+    for letter, row, case in zip("abcdefgh", axes, cases.itertuples(), strict=False):
         own = marks[(marks.policy == case.policy) & (marks.kv == case.kv)]
         color = style.UNBOUNDED if case.unbounded else style.WINDOW
-        _draw_case(column, own, color, case)
-        column[0].set_title(f"{TITLES[case.policy]},\n{case.kv}")
-    for ax, label in zip(axes[:, 0], ("sessions", "p95 (ms)\ntop: never", "pool in use\n(rho)"), strict=True):
+        _draw_case(row, own, color, case)
+        style.title_row(row[0], letter, _title(own, case))
+    for ax in axes[-1]:
+        ax.set_xlabel("time (s)")
+    for ax, label in zip(axes[len(cases) // 2], ("sessions", "p95 (ms, log)", "pool in use"), strict=True):
         ax.set_ylabel(label)
     deadline_ms = cases.deadline_ns.iloc[0] / NS_PER_MS
-    axes[1, 0].text(0, 1.15 * deadline_ms, "deadline, target", fontsize=6)
+    axes[0, 1].text(0, 1.3 * deadline_ms, "deadline, target", fontsize=style.SMALL)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=len(labels))
-    figure.supxlabel(f"time (s)\n{style.provenance(trace)}", fontsize=6, color=style.MUTED)
+    style.sign(figure, trace)
     return figure
 
 
-def _draw_case(column: "np.ndarray", marks: pd.DataFrame, color: str, case: object) -> None:
+def _title(marks: pd.DataFrame, case: object) -> str:
+    """Over the whole row: who is let in, and what becomes of it at last."""
+    mean = marks[marks.series == "mean"].set_index("of").y
+    late = f"{mean['active']:.0f} in at last, {100 * mean['late_share']:.1f} % late"
+    return f"{TITLES[case.policy]}, {case.kv}: {late}"
+
+
+def _draw_case(row: "np.ndarray", marks: pd.DataFrame, color: str, case: object) -> None:
     of = {series: group for series, group in marks.groupby("series")}
-    sessions, latency, pool = column
+    sessions, latency, pool = row
     n_star, deadline_ms = float(case.n_star), case.deadline_ns / NS_PER_MS
     sessions.plot(of["active"].x, of["active"].y, color=color, label="sessions in")
     if np.isfinite(of["limit"].y).any():
@@ -81,19 +89,15 @@ def _draw_case(column: "np.ndarray", marks: pd.DataFrame, color: str, case: obje
     latency.axhline(case.target_fraction * deadline_ms, color="black", linewidth=0.8, linestyle=":")
     latency.set_yscale("log")
     latency.set_ylim(20, _NEVER_MS * 1.5)
+    latency.set_yticks([100, 1000, 10_000, _NEVER_MS], ["100", "1,000", "10,000", "never"])
+    latency.minorticks_off()
     pool.plot(of["rho"].x, of["rho"].y, color=color)
     pool.set_ylim(0, 1.08)
     if "collapse" in of:
-        _mark_collapse(column, of["collapse"].iloc[0])
-    _say_mean(sessions, of["mean"].set_index("of").y)
+        _mark_collapse(row, of["collapse"].iloc[0])
 
 
-def _mark_collapse(column: "np.ndarray", death: pd.Series) -> None:
-    for ax in column:
+def _mark_collapse(row: "np.ndarray", death: pd.Series) -> None:
+    for ax in row:
         ax.axvline(death.x, color="black", linewidth=0.8, linestyle="-.")
-    column[2].text(death.x, 0.05, f" {death.of}", fontsize=6)
-
-
-def _say_mean(ax: Axes, mean: pd.Series) -> None:
-    text = f"at last {mean['active']:.0f} in,\n{100 * mean['late_share']:.1f} % late"
-    ax.text(0.03, 0.97, text, transform=ax.transAxes, va="top", fontsize=6)
+    row[2].text(death.x, 0.05, f" {death.of}", fontsize=style.SMALL)

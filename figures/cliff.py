@@ -43,17 +43,17 @@ def predicted_s(point: object) -> float | None:
 def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
     """marks: `points` of the trace."""
     deadline_ms = trace.points.deadline_ns.iloc[0] / NS_PER_MS
-    figure = Figure(figsize=(style.TEXT_IN, 2.7))
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
+    figure = Figure(figsize=(style.COLUMN_IN, 3.6))
+    above, below = figure.subplots(2, 1, height_ratios=[5, 4])
     finite = marks.y[np.isfinite(marks.y)]
     never_ms = 10 ** np.ceil(np.log10(max(finite.max(), deadline_ms)) + 0.6)
-    _draw_time(left, marks, never_ms)
-    _draw_load(right, marks, never_ms)
-    for ax in (left, right):
+    _draw_time(above, marks, never_ms)
+    _draw_load(below, marks, never_ms)
+    for ax in (above, below):
         _draw_scale(ax, never_ms, finite.min(), deadline_ms)
-    left.set_ylabel("engine latency (ms, log)")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=3)
-    figure.supxlabel(style.provenance(trace), fontsize=6, color=style.MUTED)
+        ax.set_ylabel("engine latency (ms, log)")
+    figure.legend(*above.get_legend_handles_labels(), loc="outside upper left", ncols=3)
+    style.sign(figure, trace)
     return figure
 
 
@@ -65,7 +65,7 @@ def _draw_scale(ax: Axes, never_ms: float, low_ms: float, deadline_ms: float) ->
     ax.minorticks_off()
     ax.axhline(deadline_ms, color=style.MUTED, linewidth=0.7, linestyle=":", zorder=0)
     ax.annotate("deadline", (1, deadline_ms), (0, 2), xycoords=("axes fraction", "data"), textcoords="offset points",
-                ha="right", fontsize=6, color=style.MUTED)  # fmt: skip
+                ha="right", fontsize=style.SMALL, color=style.MUTED)  # fmt: skip
 
 
 def _draw_time(ax: Axes, marks: pd.DataFrame, never_ms: float) -> None:
@@ -79,8 +79,8 @@ def _draw_time(ax: Axes, marks: pd.DataFrame, never_ms: float) -> None:
         label = "unbounded" if sessions == most else None
         ax.plot(line.x, y, color=style.UNBOUNDED, drawstyle="steps-post", linewidth=1, label=label)
         never = line.x[~np.isfinite(line.y)]
-        if len(never):
-            ax.annotate(f"N={sessions}", (never.min(), never_ms), (2, 3), textcoords="offset points", fontsize=7)
+        at, offset = ((never.min(), never_ms), (2, 3)) if len(never) else ((line.x.iloc[-1], y[-1]), (-12, -9))
+        ax.annotate(f"N={sessions}", at, offset, textcoords="offset points", fontsize=style.SMALL)
         if sessions in predicted:
             ax.axvline(predicted[sessions], **style.PREDICTED, zorder=0)
     ax.plot([], [], **style.PREDICTED, label="predicted $t_{sat}$")
@@ -92,8 +92,6 @@ def _draw_load(ax: Axes, marks: pd.DataFrame, never_ms: float) -> None:
     for bounded, line in marks[marks.series == "load"].groupby("bounded"):
         y = np.where(np.isfinite(line.y), line.y, never_ms)
         ax.plot(line.x, y, **style.KV_STYLE[bounded])
-        ax.annotate(
-            line.kv.iloc[0], (line.x.iloc[-1], y[-1]), (0, -13), textcoords="offset points", ha="right", fontsize=7
-        )
-    ax.set_xlabel("concurrent sessions N")
+        ax.annotate(line.kv.iloc[0], (line.x.iloc[-1], y[-1]), (0, -11), textcoords="offset points", ha="right")
+    ax.set_xlabel("concurrent sessions, N")
     ax.set_title("(b) 95th percentile of all frames of a run")

@@ -12,7 +12,7 @@ from metronome.stats import engine_latency_ns, quantile
 from metronome.trace import Trace
 
 NAME, EXPERIMENT = "generality", "generality"
-_COLUMNS = 4
+_COLUMNS = 2
 _BINS = 40  # per panel: frames of 80 ms would draw a hedge
 _NEVER = 30.0  # where frames that never came are drawn, in deadlines
 _LABELS = {"agent": "agent: bursts of text", "video": "video: large frames"}
@@ -43,17 +43,21 @@ def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
     """marks: `points` of the trace."""
     cases = sorted(set(marks.case), key=lambda case: (case in _LABELS, case))  # models, then other loads
     num_rows = -(-len(cases) // _COLUMNS)
-    figure = Figure(figsize=(style.TEXT_IN, 1.55 * num_rows + 0.5))
+    figure = Figure(figsize=(style.COLUMN_IN, 1.2 * num_rows + 0.6))
     panels = figure.subplots(num_rows, _COLUMNS, sharey=True, squeeze=False)
     for ax, case in zip(panels.flat, cases, strict=False):
         rows = trace.points[[case_of(p) == case for p in trace.points.itertuples()]]
         _draw_case(ax, marks[marks.case == case], _title(rows))
+        for engine in sorted(set(rows.engine) - {"vllm"}):
+            ax.text(0.5, 0.75, f"not vLLM: {engine}", transform=ax.transAxes, fontsize=style.SMALL, ha="center")
     for ax in panels.flat[len(cases) :]:
         ax.set_axis_off()
     for row in panels:
         row[0].set_ylabel("latency / deadline")
+    for ax in panels[-1]:
+        ax.set_xlabel("time of release (s)")
     figure.legend(*_legend(panels.flat[0]), loc="outside upper left", ncols=4)
-    figure.supxlabel(f"time of the frame's release (s)\n{style.provenance(trace)}", fontsize=6, color=style.MUTED)
+    style.sign(figure, trace)
     return figure
 
 
@@ -85,4 +89,4 @@ def _draw_case(ax: Axes, marks: pd.DataFrame, title: str) -> None:
     ax.set_ylim(0.03, _NEVER * 1.6)
     ax.set_yticks([0.1, 1, _NEVER], ["0.1", "1", "never"])
     ax.minorticks_off()
-    ax.set_title(title, fontsize=7)
+    ax.set_title(title, fontsize=style.SMALL)

@@ -18,8 +18,8 @@ _STYLES = {
     None: {"color": "black", "linestyle": "--"},
 }
 _LABELS = {
-    "anchor": "window 256 + 4, anchored sinks",
-    "keep": "window 256 + 4, sinks at kept positions",
+    "anchor": "4 sinks, anchored",
+    "keep": "4 sinks, kept positions",
     None: "unbounded",
 }
 
@@ -49,7 +49,7 @@ def points(trace: Trace) -> pd.DataFrame:
 
 def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
     """marks: `points` of the trace."""
-    figure = Figure(figsize=(style.TEXT_IN, 4.0))
+    figure = Figure(figsize=(style.COLUMN_IN, 3.5))
     axes = figure.subplots(3, 1, sharex=True)
     for ax, (series, label) in zip(axes, _PANELS, strict=True):
         for point in trace.points.itertuples():
@@ -62,12 +62,11 @@ def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
     for ax in axes[:2]:
         ax.set_ylim(0, None)
     axes[2].set_yscale("log")
-    axes[2].set_xlabel("length of the call (tokens); x: the unbounded call ends")
+    style.plain_log(axes[2].yaxis)
+    bounded = trace.points[trace.points.window.notna()]
+    axes[0].set_title(f"window {', '.join(sorted({str(w) for w in bounded.window}))}; x: the unbounded call ends")
+    axes[2].set_xlabel("length of the call (tokens)")
     axes[2].xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=3)
-    figure.supxlabel(
-        style.provenance(trace).replace("real speech as codec load", "dialogue, mixed so that all parts are as hard"),
-        fontsize=6,
-        color=style.MUTED,
-    )
+    style.sign(figure, trace, speech="dialogue, all its parts as hard")
     return figure

@@ -13,7 +13,7 @@ from metronome.trace import Trace
 
 NAME, EXPERIMENT = "metastability", "metastability"
 _EVERY_PERIODS = 4  # of a run's line
-_SURVIVED = "#e69f00"
+_SURVIVED = "black"
 
 
 def points(trace: Trace) -> pd.DataFrame:
@@ -72,12 +72,12 @@ def _bounded_frames(trace: Trace) -> pd.DataFrame:
 
 def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
     """marks: `points` of the trace."""
-    figure = Figure(figsize=(style.TEXT_IN, 2.9))
-    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+    figure = Figure(figsize=(style.COLUMN_IN, 4.0))
+    left, right = figure.subplots(2, 1, sharex=True, height_ratios=[5, 4])
     _draw_runs(left, marks)
     _draw_survival(right, marks)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=3)
-    figure.supxlabel(style.provenance(trace), fontsize=6, color=style.MUTED)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=2)
+    style.sign(figure, trace)
     return figure
 
 
@@ -88,15 +88,16 @@ def _draw_runs(ax: Axes, marks: pd.DataFrame) -> None:
         dead = point_id in collapses
         kind = f"{kv}, {'collapses' if dead else 'survives'}"
         color = style.WINDOW if kv != "unbounded" else style.UNBOUNDED if dead else _SURVIVED
-        ax.plot(run.x, run.y, color=color, linewidth=0.6, label=None if kind in labelled else kind,
-                linestyle="-" if dead or kv != "unbounded" else "--")  # fmt: skip
+        lines = (0, (3, 1)) if kv != "unbounded" else "-" if dead else ":"
+        width, order = (0.9, 3) if color == _SURVIVED else (0.5, 2)
+        ax.plot(run.x, run.y, color=color, linewidth=width, zorder=order, linestyle=lines,
+                label=None if kind in labelled else kind)  # fmt: skip
         labelled.add(kind)
         if dead:
             ax.plot(collapses[point_id], 1, color="black", marker="x", markersize=4, zorder=3)
     ax.axhline(1, color=style.MUTED, linewidth=0.7, linestyle=":", zorder=0)
     ax.set_ylim(0, 1.08)
     ax.set_xlim(0, None)
-    ax.set_xlabel("time (s)")
     ax.set_ylabel("share of the pool in use, rho")
     ax.set_title("(a) every run; x: the engine falls silent")
 
@@ -104,7 +105,9 @@ def _draw_runs(ax: Axes, marks: pd.DataFrame) -> None:
 def _draw_survival(ax: Axes, marks: pd.DataFrame) -> None:
     for kv, run in marks[marks.series == "serving"].groupby("kv"):
         bounded = kv != "unbounded"
-        ax.plot(run.x, run.y, color=style.KV_STYLE[bounded]["color"], drawstyle="steps-post", label=kv)
+        ax.plot(run.x, run.y, color=style.KV_STYLE[bounded]["color"], drawstyle="steps-post")
+        at = run[run.y < 0.5].iloc[0] if (run.y < 0.5).any() else run.iloc[-1]
+        ax.annotate(kv, (at.x, at.y), (-4, -4), textcoords="offset points", ha="right", va="top")
         share = marks[(marks.series == "share") & (marks.kv == kv)].iloc[0]
         ax.errorbar(share.x, share.y, [[share.y - share.low], [share.high - share.y]], elinewidth=1, capsize=2,
                     **(style.KV_STYLE[bounded] | {"linestyle": "none"}))  # fmt: skip

@@ -43,11 +43,11 @@ def points(trace: Trace) -> pd.DataFrame:
 
 def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
     """marks: `points` of the trace."""
-    figure = Figure(figsize=(style.TEXT_IN, 3.6))
-    grid = figure.add_gridspec(2, 2, width_ratios=[3, 2])
-    above = figure.add_subplot(grid[0, 0])
-    below = figure.add_subplot(grid[1, 0], sharex=above)
-    right = figure.add_subplot(grid[:, 1])
+    figure = Figure(figsize=(style.COLUMN_IN, 4.6))
+    grid = figure.add_gridspec(3, 1, height_ratios=[5, 4, 4])
+    above = figure.add_subplot(grid[0])
+    below = figure.add_subplot(grid[1], sharex=above)
+    steps = figure.add_subplot(grid[2])
     for policy, own in marks.groupby("policy"):
         color = _STYLES[policy]["color"]
         for ax, series in ((above, "active"), (below, "goodput")):
@@ -60,9 +60,9 @@ def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
     below.set_ylabel("frames on time (1/s)")
     below.set_xlabel("time (s)")
     below.set_ylim(0, None)
-    below.legend(loc="upper left")
-    _draw_steps(right, marks)
-    figure.supxlabel(style.provenance(trace), fontsize=6, color=style.MUTED)
+    _draw_steps(steps, marks)
+    figure.legend(*above.get_legend_handles_labels(), loc="outside upper left", ncols=3)
+    style.sign(figure, trace)
     return figure
 
 
@@ -70,11 +70,12 @@ def _draw_offered(ax: Axes, marks: pd.DataFrame, trace: Trace) -> None:
     point = trace.points.iloc[0]
     offered = marks[(marks.series == "offered") & (marks.policy == marks.policy.iloc[0])]
     edges = [*offered.x, point.duration_ns / NS_PER_S]
-    ax.stairs(offered.y * point.n_star, edges, color=style.MUTED, linewidth=0.8, baseline=None)
+    ax.stairs(offered.y * point.n_star, edges, color=style.MUTED, linewidth=0.8, baseline=None, label="offered")
     ax.axhline(point.n_star, color=style.MUTED, linewidth=0.8, linestyle=":")
-    for x, y in zip(offered.x, offered.y, strict=True):
-        ax.text(x + 2, y * point.n_star, f"offered {y:.1f} N*", fontsize=6, va="bottom")
-    ax.set_ylim(0, 1.2 * offered.y.max() * point.n_star)
+    top = 1.35 * offered.y.max() * point.n_star
+    for start, end, y in zip(edges[:-1], edges[1:], offered.y, strict=True):
+        ax.text((start + end) / 2, 0.99 * top, f"{y:g} N*", fontsize=style.SMALL, ha="center", va="top")
+    ax.set_ylim(0, top)
     ax.set_xlim(0, edges[-1])
 
 
@@ -82,10 +83,11 @@ def _draw_steps(ax: Axes, marks: pd.DataFrame) -> None:
     for policy, own in marks[marks.series == "step"].groupby("policy"):
         up = own[: int(own.x.to_numpy().argmax()) + 1]
         line = "-" if policy == "aimd" else "--"
-        ax.plot(up.x, up.y, linestyle=line, label=TITLES[policy], **_STYLES[policy])
+        ax.plot(up.x, up.y, linestyle=line, **_STYLES[policy])
         back = own[len(up) :]
         ax.plot(back.x, back.y, linestyle="none", fillstyle="none", **_STYLES[policy])
     ax.set_ylim(0, None)
     ax.set_xlabel("offered load over N*")
-    ax.set_ylabel("frames on time (1/s), settled")
-    ax.set_title("(b) goodput; hollow: after the step down")
+    ax.set_xticks(sorted(set(marks[marks.series == "step"].x)))
+    ax.set_ylabel("frames on time (1/s)")
+    ax.set_title("(b) each step, settled; hollow: after the step down")

@@ -33,18 +33,18 @@ def points(trace: Trace) -> pd.DataFrame:
 def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
     """marks: `points` of the trace."""
     sizes = sorted(set(marks.sessions))
-    figure = Figure(figsize=(style.TEXT_IN, 2.6))
-    panels = figure.subplots(1, len(sizes) + 1, squeeze=False)[0]
+    figure = Figure(figsize=(style.COLUMN_IN, 1.4 * (len(sizes) + 1) + 0.5))
+    panels = figure.subplots(len(sizes) + 1, 1, squeeze=False)[:, 0]
     deadline_ms = trace.points.deadline_ns.iloc[0] / NS_PER_MS
     for letter, ax, size in zip("abcdef", panels, sizes, strict=False):
         _draw_latency(ax, marks[(marks.series == "frame") & (marks.sessions == size)], deadline_ms)
         ax.set_title(f"({letter}) every frame, N={size}")
-    panels[0].set_ylabel("engine latency (ms, log)")
+        ax.set_ylabel("engine latency\n(ms, log)")
     _draw_computed(panels[-1], marks[(marks.series == "computed") & (marks.sessions == sizes[0])])
     panels[-1].set_title(f"({'abcdefg'[len(sizes)]}) tokens computed, N={sizes[0]}")
     handles = {label: handle for ax in panels for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=4)
-    figure.supxlabel(style.provenance(trace), fontsize=6, color=style.MUTED)
+    figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=4, columnspacing=0.8)
+    style.sign(figure, trace)
     return figure
 
 
@@ -53,11 +53,11 @@ def _draw_computed(ax: Axes, marks: pd.DataFrame) -> None:
         ax.plot(line.x, line.y, drawstyle="steps-mid", **_look(bool(engine)))
     ax.set_ylim(bottom=0)
     ax.set_xlabel("frame")
-    ax.set_ylabel("per frame, mean of sessions")
+    ax.set_ylabel("tokens per frame,\nmean of sessions")
 
 
 def _look(engine: bool) -> dict[str, object]:
-    return {"color": style.WINDOW} if engine else {"color": style.UNBOUNDED}
+    return {"color": style.WINDOW} if engine else {"color": style.UNBOUNDED, "linestyle": "--"}
 
 
 def _draw_latency(ax: Axes, marks: pd.DataFrame, deadline_ms: float) -> None:
@@ -66,7 +66,8 @@ def _draw_latency(ax: Axes, marks: pd.DataFrame, deadline_ms: float) -> None:
     never_ms = top_ms if len(finite) < len(marks) else np.inf
     for engine, group in marks.groupby("engine"):
         y = np.where(np.isfinite(group.y), group.y, never_ms)
-        ax.plot(group.x, y, ".", markersize=2.5, label=group.kv.iloc[0], **_look(bool(engine)))
+        mark = {"marker": "o", "markersize": 2, "fillstyle": "full" if engine else "none", "markeredgewidth": 0.6}
+        ax.plot(group.x, y, label=group.kv.iloc[0], **(_look(bool(engine)) | mark | {"linestyle": "none"}))
         again = group.recycled.to_numpy(dtype=bool)
         if again.any():
             ax.plot(group.x[again], y[again], "x", markersize=4, color="black", label="a recycle")

@@ -15,7 +15,7 @@ from metronome.trace import Trace
 
 NAME, EXPERIMENT = "saturation", "saturation"
 _FIT_UNTIL = 0.5
-_PREDICTIONS = {"exact": "block arithmetic", "first_order": "(1 - rho0) / (N r)", "fit": "line fitted to rho < 0.5"}
+_PREDICTIONS = {"exact": "block arithmetic", "first_order": "(1 - rho0) / (N r)", "fit": "fit to rho < 0.5"}
 _STYLES = {
     "exact": {"color": "black", "marker": "D"},
     "first_order": {"color": style.MUTED, "marker": "^"},
@@ -59,8 +59,8 @@ def points(trace: Trace) -> pd.DataFrame:
 
 def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
     """marks: `points` of the trace."""
-    figure = Figure(figsize=(style.TEXT_IN, 2.7))
-    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+    figure = Figure(figsize=(style.COLUMN_IN, 3.9))
+    left, right = figure.subplots(2, 1, height_ratios=[5, 4])
     for sessions, one in marks.groupby("sessions"):
         _draw_fill(left, one, sessions)
     left.axhline(1, color=style.MUTED, linewidth=0.7, linestyle=":", zorder=0)
@@ -70,10 +70,10 @@ def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
     left.set_ylabel("share of the pool in use, rho")
     left.set_title("(a) the fill, its line and its end (x)")
     left.plot([], [], color=style.UNBOUNDED, label="measured")
-    left.plot([], [], color=style.WINDOW, linestyle="--", label="fitted to rho < 0.5, extended, 95 % interval")
+    left.plot([], [], color=style.WINDOW, linestyle="--", label="fitted to rho < 0.5, with its 95 % interval")
     figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=2)
     _draw_errors(right, marks)
-    figure.supxlabel(style.provenance(trace), fontsize=6, color=style.MUTED)
+    style.sign(figure, trace)
     return figure
 
 
@@ -85,7 +85,7 @@ def _draw_fill(ax: Axes, marks: pd.DataFrame, sessions: int) -> None:
     ax.plot(ends, rate.x + rate.y * ends, color=style.WINDOW, linestyle="--")
     ax.fill_betweenx([1.0, 1.03], fit.low, fit.high, color=style.WINDOW, alpha=0.4, linewidth=0)
     ax.plot(real_s, 1, color="black", marker="x", markersize=5, zorder=3)
-    ax.annotate(f"N={sessions}", (real_s, 1), (0, 7), textcoords="offset points", ha="center", fontsize=7)
+    ax.annotate(f"N={sessions}", (real_s, 1), (0, 7), textcoords="offset points", ha="center")
 
 
 def _draw_errors(ax: Axes, marks: pd.DataFrame) -> None:
@@ -102,6 +102,8 @@ def _draw_errors(ax: Axes, marks: pd.DataFrame) -> None:
     ax.axhline(0, color=style.MUTED, linewidth=0.7, linestyle=":", zorder=0)
     ax.set_xticks(range(len(counts)), [f"N={n}" for n in counts])
     ax.set_xlim(-0.5, len(counts) - 0.5)
-    ax.set_ylabel("error of t_sat (%)")
+    ax.set_ylabel("error of $t_{sat}$ (%)")
     ax.set_title("(b) how well it was foretold")
-    ax.legend(loc="best")
+    low, high = ax.get_ylim()
+    ax.set_ylim(low - 0.25 * (high - low), high)  # room for the legend
+    ax.legend(loc="lower left", ncols=3, fontsize=style.SMALL, columnspacing=0.8, handletextpad=0.2)

@@ -39,10 +39,5 @@ def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
     ax.set_ylabel("engine latency (ms)")
     ax.set_title(f"one session, {trace.points.kv.iloc[0]}: the same KV cache")
     figure.legend(*ax.get_legend_handles_labels(), loc="outside upper left", ncols=2)
-    figure.supxlabel(_provenance(trace), fontsize=5, color=style.MUTED)
+    style.sign(figure, trace)
     return figure
-
-
-def _provenance(trace: Trace) -> str:
-    """Over two lines: a column is narrow."""
-    return style.provenance(trace).replace("), ", "),\n", 1)

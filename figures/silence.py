@@ -66,13 +66,15 @@ def _histogram_rows(name: str, edges: np.ndarray, pool: pd.DataFrame, collapse_n
 def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
     """marks: `points` of the trace."""
     one = _collapsed(trace)
-    figure = Figure(figsize=(style.TEXT_IN, 3.6))
-    left, right = figure.subfigures(1, 2, width_ratios=[3, 2])
-    _draw_time(left.subplots(3, 1), marks, one.points.iloc[0])
-    first, between = right.subplots(2, 1)
-    _draw_histogram(first, marks, "ttft", "engine's time to first token (ms)")
-    _draw_histogram(between, marks, "inter_token", "engine's inter-token latency (ms)")
-    figure.supxlabel(style.provenance(one), fontsize=6, color=style.MUTED)
+    figure = Figure(figsize=(style.COLUMN_IN, 4.4))
+    grid = figure.add_gridspec(4, 2, height_ratios=[4, 3, 4, 5])
+    _draw_time([figure.add_subplot(grid[row, :]) for row in range(3)], marks, one.points.iloc[0])
+    first, between = (figure.add_subplot(grid[3, column]) for column in range(2))
+    _draw_histogram(first, marks, "ttft", "time to first token (ms)")
+    _draw_histogram(between, marks, "inter_token", "inter-token latency (ms)")
+    style.title_row(first, "b", "what the engine observed before and after it")
+    first.set_ylabel("observations")
+    style.sign(figure, one)
     return figure
 
 
@@ -81,20 +83,21 @@ def _draw_time(axes: list[Axes], marks: pd.DataFrame, point: pd.Series) -> None:
     collapse_s = marks[marks.series == "collapse"].x.item()
     panels = (
         ("frontend_p99", "front-end\np99 (ms)", style.WINDOW, (0, 1.15 * deadline_ms)),
-        ("frontend_miss", "front-end misses\n(share)", style.WINDOW, (-0.05, 1.05)),
+        ("frontend_miss", "missed there\n(share)", style.WINDOW, (-0.05, 1.05)),
         ("spoken", "frames with\noutput per s", style.UNBOUNDED, (0, None)),
     )
     for ax, (series, label, color, limits) in zip(axes, panels, strict=True):
         line = marks[marks.series == series]
-        ax.plot(line.x, line.y, color=color, marker="o")
+        ax.plot(line.x, line.y, color=color, marker="o", markersize=2)
         ax.axvline(collapse_s, color="black", linewidth=0.7, linestyle=":")
         ax.set_ylabel(label)
         ax.set_ylim(*limits)
         ax.tick_params(labelbottom=ax is axes[-1])
     axes[0].axhline(deadline_ms, color=style.MUTED, linewidth=0.7, linestyle="--")
-    axes[0].annotate("deadline", (0, deadline_ms), (0, -8), textcoords="offset points", fontsize=6, color=style.MUTED)
-    axes[0].set_title(f"unbounded, N={point.sessions}: what is reported, and what is said")
-    axes[2].annotate("last token", (collapse_s, 0), (3, 10), textcoords="offset points", fontsize=7)
+    axes[0].annotate("deadline", (0, deadline_ms), (0, -8), textcoords="offset points", fontsize=style.SMALL,
+                     color=style.MUTED)  # fmt: skip
+    axes[0].set_title(f"(a) unbounded, N={point.sessions}: reported, and said")
+    axes[2].annotate("last token", (collapse_s, 0), (3, 10), textcoords="offset points")
     axes[2].set_xlabel("time (s)")
 
 
@@ -102,12 +105,11 @@ def _draw_histogram(ax: Axes, marks: pd.DataFrame, name: str, label: str) -> Non
     edges = _BINS_MS[name]
     for part, color, hatch in (("before", style.WINDOW, None), ("after", style.UNBOUNDED, "///")):
         counts = marks[marks.series == f"{name}_{part}"].y
-        text = f"{part} the last token: {int(counts.sum())} observations"
+        text = f"{part}: {int(counts.sum())}"
         ax.bar(edges[:-1], counts, np.diff(edges), align="edge", color=color, hatch=hatch, label=text)
     ax.set_xscale("log")
-    ax.set_xticks(ticks := (10, 100, 1000, 10_000), [f"{t:,}" for t in ticks])
+    ax.set_xticks(ticks := (10, 100, 1000), [f"{t:,}" for t in ticks])
     ax.minorticks_off()
     ax.set_xlabel(label)
-    ax.set_ylabel("count")
-    ax.set_ylim(0, 1.5 * max(1, ax.get_ylim()[1]))
-    ax.legend(loc="upper left")
+    ax.set_ylim(0, 1.6 * max(1, ax.get_ylim()[1]))
+    ax.legend(loc="upper left", fontsize=style.SMALL, handlelength=1, borderaxespad=0)

@@ -65,12 +65,13 @@ def _row(point_id: str, series: str, x: int, group: pd.DataFrame, scale: object)
 def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
     """marks: `points` of the trace."""
     marks = marks[marks.point_id.isin(_SHOWN)]
-    figure = Figure(figsize=(style.TEXT_IN, 3.0))
-    left, middle, right = figure.subplots(1, 3, width_ratios=[5, 3, 3])
+    figure = Figure(figsize=(style.COLUMN_IN, 3.9))
+    grid = figure.add_gridspec(2, 2, height_ratios=[5, 4])
+    left, middle, right = (figure.add_subplot(grid[at]) for at in ((0, slice(None)), (1, 0), (1, 1)))
     _draw_lines(left, marks[marks.series == "teacher"])
     left.axvline(_border(trace.scores), color=style.MUTED, linewidth=0.7, linestyle=":")
     left.annotate("trained\ncontext ends", (_border(trace.scores), left.get_ylim()[1]), (-3, -2), ha="right", va="top",
-                  textcoords="offset points", fontsize=6, color=style.MUTED)  # fmt: skip
+                  textcoords="offset points", fontsize=style.SMALL, color=style.MUTED)  # fmt: skip
     half = _border(trace.scores) // 2
     left.set_xticks(range(0, int(left.get_xlim()[1]) + half, half))
     left.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -78,16 +79,14 @@ def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
     left.set_ylabel("perplexity (log)")
     left.set_title("(a) the text is given")
     _draw_turns(middle, marks[marks.series == "turn"])
+    middle.set_ylabel("perplexity (log)")
     _draw_lines(right, marks[marks.series == "free"])
-    right.set_xlabel("position in the continuation")
+    right.set_xticks(sorted(set(marks[marks.series == "free"].x)))
+    right.set_xlabel("position in it (tokens)")
     right.set_title("(c) running free")
     handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=4)
-    figure.supxlabel(
-        style.provenance(trace).replace("; real speech as codec load", "; dialogue, bars: 95 % over texts"),
-        fontsize=6,
-        color=style.MUTED,
-    )
+    figure.legend(handles, labels, loc="outside upper left", ncols=2)
+    style.sign(figure, trace, speech="dialogue, bars: 95 % over texts")
     return figure
 
 
@@ -97,14 +96,7 @@ def _draw_lines(ax: Axes, marks: pd.DataFrame) -> None:
         error = np.abs([line.y - line.low, line.high - line.y])
         ax.errorbar(line.x, line.y, error, elinewidth=0.6, label=_LABELS[point_id], **_STYLES[point_id])
     ax.set_yscale("log")
-    _plain_ticks(ax)
-
-
-def _plain_ticks(ax: Axes) -> None:
-    low, high = ax.get_ylim()
-    ticks = [t for t in (2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if low <= t <= high]
-    ax.set_yticks(ticks, [f"{t:,}" for t in ticks])
-    ax.minorticks_off()
+    style.plain_log(ax.yaxis)
 
 
 def _draw_turns(ax: Axes, marks: pd.DataFrame) -> None:
@@ -113,7 +105,7 @@ def _draw_turns(ax: Axes, marks: pd.DataFrame) -> None:
         error = np.abs([line.y - line.low, line.high - line.y])
         ax.errorbar(line.x + offset, line.y, error, **(_STYLES[point_id] | {"linestyle": "none"}))
     ax.set_yscale("log")
-    _plain_ticks(ax)
+    style.plain_log(ax.yaxis)
     ax.set_xticks([0, 1], ["within", "past"])
     ax.set_xlim(-0.5, 1.5)
     ax.set_xlabel("the trained context")

@@ -50,12 +50,12 @@ def points(trace: Trace) -> pd.DataFrame:
 
 def draw(trace: Trace, marks: pd.DataFrame) -> Figure:
     """marks: `points` of the trace."""
-    figure = Figure(figsize=(style.TEXT_IN, 2.9))
-    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+    figure = Figure(figsize=(style.COLUMN_IN, 3.9))
+    left, right = figure.subplots(2, 1, height_ratios=[5, 3])
     _draw_latency(left, marks)
     _draw_utilisation(right, marks)
     figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=3)
-    figure.supxlabel(style.provenance(trace), fontsize=6, color=style.MUTED)
+    style.sign(figure, trace)
     return figure
 
 
@@ -74,21 +74,23 @@ def _draw_latency(ax: Axes, marks: pd.DataFrame) -> None:
         ax.axhline(one[name].y, color="black", linewidth=0.8, linestyle=line)
     n_star, ceiling = one["n_star"], one["ceiling"]
     edge = 0.02 * ceiling.x
-    ax.text(ceiling.x - edge, one["deadline"].y * 1.05, "deadline", fontsize=7, ha="right")
-    ax.text(ceiling.x - edge, one["target"].y * 0.95, "target", fontsize=7, ha="right", va="top")
+    ax.text(ceiling.x - edge, one["deadline"].y * 1.05, "deadline", fontsize=style.SMALL, ha="right")
+    ax.text(ceiling.x - edge, one["target"].y * 0.95, "target", fontsize=style.SMALL, ha="right", va="top")
     ax.axvspan(n_star.low, n_star.high, color=style.WINDOW, alpha=0.2, linewidth=0)
     ax.axvline(n_star.x, color=style.WINDOW, linewidth=0.8)
     interval = "" if pd.isna(n_star.low) else f" [{n_star.low:.0f}, {n_star.high:.0f}]"
     right = n_star.x if pd.isna(n_star.high) else n_star.high
-    ax.text(right + edge / 2, 0.95 * top, f"N* = {n_star.x:.0f}{interval}", va="top", fontsize=7)
+    foot = ax.get_xaxis_transform()
+    ax.text(right + edge / 2, 0.03, f"N* = {n_star.x:.0f}{interval}", transform=foot)
     ax.axvline(ceiling.x, color=style.UNBOUNDED, linewidth=0.8)
-    label = f"memory holds\n{ceiling.x:.0f} sessions\n(predicted {one['predicted_ceiling'].x:.0f})"
-    ax.text(ceiling.x - edge, of["p50"].y.min(), label, ha="right", fontsize=7)
+    label = f"memory holds {ceiling.x:.0f}\n(predicted {one['predicted_ceiling'].x:.0f})"
+    ax.text(ceiling.x - edge, 0.15, label, ha="right", transform=foot)
     ax.set_yscale("log")
     ax.set_ylim(None, top)
+    style.plain_log(ax.yaxis)
     ax.set_xlim(0, 1.05 * ceiling.x)
     ax.set_xlabel("sessions, N")
-    ax.set_ylabel("frame latency (ms)")
+    ax.set_ylabel("engine latency (ms, log)")
     ax.set_title(f"(a) a slope: Spearman(N, p95) = {one['spearman'].y:.3f}")
 
 
@@ -105,5 +107,5 @@ def _draw_utilisation(ax: Axes, marks: pd.DataFrame) -> None:
     ax.set_xlim(0, None)
     ax.set_xlabel("sessions, N")
     ax.set_ylabel("share")
-    ax.set_title(f"(b) N*: at most {MAX_LATE:.0%} late")
+    ax.set_title(f"(b) N*: at most {100 * MAX_LATE:g} % late")
     ax.legend(loc="upper left")

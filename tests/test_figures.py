@@ -4,12 +4,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from synthetic import facts, fill
 
+from figures import style
 from figures.__main__ import EXPECTED, FIGURES, compare_points, main
 from metronome import trace
 
@@ -37,6 +40,25 @@ def test_two_drawings_of_one_trace_are_the_same_bytes(name, drawn):
     for suffix in ("pdf", "png"):
         one, two = ((out / f"{name}.{suffix}").read_bytes() for out, _ in drawn)
         assert one == two and len(one) > 5000
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_fits_a_column_and_is_read_there(name):
+    style.use()
+    module = FIGURES[name]
+    figure = module.draw(trace.read(GOLDEN, module.EXPERIMENT), pd.read_csv(EXPECTED / f"{name}.csv"))
+    figure.set_dpi(matplotlib.rcParams["savefig.dpi"])
+    figure.draw_without_rendering()
+    assert figure.get_figwidth() == style.COLUMN_IN
+    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    assert min(text.get_fontsize() for text in texts) >= style.SMALL
+    assert "engine" in figure.get_supxlabel() and "cores" in figure.get_supxlabel()
+    width, height = figure.bbox.size
+    ticks = {label for ax in figure.axes for label in (*ax.get_xticklabels(), *ax.get_yticklabels())}
+    boxes = {text.get_text(): text.get_window_extent() for text in texts if text not in ticks}
+    boxes["all"] = figure.get_tightbbox().transformed(figure.dpi_scale_trans)
+    for name, box in boxes.items():
+        assert -1 <= box.x0 and box.x1 <= width + 1 and -1 <= box.y0 and box.y1 <= height + 1, f"{name} is cut off"
 
 
 @pytest.fixture
