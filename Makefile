@@ -16,7 +16,7 @@ reproduce: setup
 	.venv/bin/python -m experiments.reproduce $(ARGS)
 
 test: setup
-	.venv/bin/python -m pytest $(ARGS)
+	.venv/bin/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 lint: setup
 	.venv/bin/ruff check

@@ -1,3 +1,4 @@
+import fcntl
 import os
 import sys
 from pathlib import Path
@@ -13,22 +14,74 @@ import triton  # noqa: E402
 triton.knobs.runtime.interpret = True
 del os.environ["TRITON_INTERPRET"]
 
-
+ENGINE_DIRS = {"engine", "plugin"}
 _LINES = pytest.StashKey[list[str]]()
+_WORST = pytest.StashKey[dict[str, float]]()
+
+
+def pytest_configure(config):
+    config.stash[_LINES], config.stash[_WORST] = [], {}
+
+
+def starts_engine(item):
+    return item.get_closest_marker("engine") is not None
+
+
+def pytest_collection_modifyitems(items):
+    """Engines first, since they take longest; those that keep deadlines last among them."""
+    for item in items:
+        if starts_engine(item) and item.path.parent.name not in ENGINE_DIRS:
+            raise pytest.UsageError(f"{item.nodeid} starts an engine: move it into tests/engine or tests/plugin")
+    items.sort(key=lambda item: (not starts_engine(item), bool(item.get_closest_marker("alone"))))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Where two processes share the tests (make test), one starts all engines, never two at once; the other goes on
+    module by module."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            path = Path(nodeid.partition("::")[0])
+            return "engine" if path.parent.name in ENGINE_DIRS else path.name
+
+    return Scheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """A test that keeps deadlines waits until no other runs, and none begins beside it."""
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        return (yield)
 
 
 @pytest.fixture
 def say_at_end(request):
     """Prints figures that a passing test found, which pytest would keep to itself, before the last line."""
-    return request.config.stash.setdefault(_LINES, []).append
+    return request.config.stash[_LINES].append
+
+
+def pytest_sessionfinish(session):
+    config = session.config
+    if "paged" in sys.modules:
+        config.stash[_WORST] |= sys.modules["paged"].WORST_RATIO
+    if hasattr(config, "workeroutput"):  # of a process that shares the tests: what they found, to the one that prints
+        config.workeroutput["found"] = (config.stash[_LINES], config.stash[_WORST])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    lines, worst = getattr(node, "workeroutput", {}).get("found", ([], {}))
+    node.config.stash[_LINES] += lines
+    node.config.stash[_WORST] |= worst  # a kernel's tests share a module, so they share a worker
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    for line in config.stash.get(_LINES, []):
+    for line in config.stash[_LINES]:
         terminalreporter.write_line(line)
-    if "paged" not in sys.modules:
-        return
-    worst = sys.modules["paged"].WORST_RATIO
+    worst = config.stash[_WORST]
     if worst:
         name = max(worst, key=worst.get)
         terminalreporter.write_line(

@@ -61,14 +61,28 @@ class DenseLlama:
         return (normed @ head.T).log_softmax(-1)
 
 
+class Rows:
+    """A tensor that grows at its end, with room to spare: copied now and then, not at each chunk of a long session."""
+
+    def __init__(self, *shape: int) -> None:
+        self.store = torch.zeros(256, *shape)
+        self.count = 0
+
+    def append(self, rows: torch.Tensor) -> None:
+        while self.count + len(rows) > len(self.store):
+            self.store = torch.cat((self.store, torch.zeros_like(self.store)))
+        self.store[self.count : self.count + len(rows)] = rows
+        self.count += len(rows)
+
+
 class DenseSession:
     """One session: all its unrotated keys and values, of which each chunk sees what is kept."""
 
     def __init__(self, model: DenseLlama, bound: Bound | None) -> None:
         self.model, self.bound = model, bound
-        empty = torch.zeros(0, model.num_kv_heads, model.head_dim)
-        self.keys = [empty] * model.num_layers
-        self.values = [empty] * model.num_layers
+        self.keys, self.values = (
+            [Rows(model.num_kv_heads, model.head_dim) for _ in range(model.num_layers)] for _ in "kv"
+        )
 
     def kept(self, computed: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Indices and key positions of the cached tokens that a chunk starting here sees."""
@@ -87,7 +101,7 @@ class DenseSession:
     def chunk(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Compute the next tokens; [V] log-probabilities of what follows the last of them."""
         model = self.model
-        computed = self.keys[0].shape[0]
+        computed = self.keys[0].count
         index, key_positions = self.kept(computed)
         positions = torch.arange(computed, computed + len(token_ids))
         hidden = model.weights["model.embed_tokens.weight"][torch.tensor(list(token_ids))]
@@ -111,10 +125,10 @@ class DenseSession:
             (hidden @ model.weight(layer, f"self_attn.{name}_proj").T).view(num_tokens, -1, model.head_dim)
             for name in "qkv"
         )
-        keys = torch.cat((self.keys[layer][index], key))
-        values = torch.cat((self.values[layer][index], value))
-        self.keys[layer] = torch.cat((self.keys[layer], key))
-        self.values[layer] = torch.cat((self.values[layer], value))
+        keys = torch.cat((self.keys[layer].store[index], key))
+        values = torch.cat((self.values[layer].store[index], value))
+        self.keys[layer].append(key)
+        self.values[layer].append(value)
         query = model.rotate(query, positions)
         keys = model.rotate(keys, torch.cat((key_positions, positions)))
         group = model.num_heads // model.num_kv_heads

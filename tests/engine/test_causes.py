@@ -12,7 +12,7 @@ from command import run_experiment
 
 from metronome import stats, trace
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.alone]
 ROOT = Path(__file__).parent.parent.parent
 
 

@@ -8,7 +8,7 @@ from metronome.capacity import find_ceiling, find_n_star
 from metronome.frames import Action
 from metronome.service import windows
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")

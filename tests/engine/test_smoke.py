@@ -8,7 +8,7 @@ from command import run_experiment
 from metronome import stats, trace
 from metronome.frames import NS_PER_S
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")
