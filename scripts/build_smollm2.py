@@ -6,6 +6,7 @@ Does nothing when the checkpoint is there. It is built beside its place and rena
 """
 
 import argparse
+import functools
 import hashlib
 import os
 import shutil
@@ -42,12 +43,15 @@ def fetch_gguf(folder: Path) -> None:
 def convert(source: Path, target: Path) -> None:
     """Write the GGUF in `source` to `target` as a bfloat16 checkpoint, and load its parts once as a check."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}  # read at import
+    import gguf
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    # Configuration, weights and tokenizer each read the whole file: seconds each, and once is enough.
+    gguf.GGUFReader = functools.cache(gguf.GGUFReader)
     model = AutoModelForCausalLM.from_pretrained(
         source,
         gguf_file=GGUF,

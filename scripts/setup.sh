@@ -21,8 +21,8 @@ find_python() {
     "Install it (Debian: apt install python3.11 python3.11-venv) or name it: PYTHON=/path/to/python3.11 make setup"
 }
 
-pip_install() { # silent, unless it fails
-  if ! .venv/bin/python -m pip install --quiet --no-input --disable-pip-version-check --no-deps "$@" >.venv/pip.log 2>&1; then
+pip_install() { # silent, unless it fails; bytecode of the few modules that are used comes with their first import
+  if ! .venv/bin/python -m pip install --quiet --no-input --disable-pip-version-check --no-deps --no-compile "$@" >.venv/pip.log 2>&1; then
     cat .venv/pip.log >&2
     return 1
   fi
@@ -55,7 +55,7 @@ if [[ $(cat $locked 2>/dev/null) != "$key" ]] || ! .venv/bin/python -c '' 2>/dev
   echo unfinished >$locked
   say "making .venv with $python"
   "$python" -m venv .venv
-  say "installing $(cat "$lock" requirements/dev.txt | grep -c '^[^#]*==') packages for vLLM on $build (2 to 3 minutes)"
+  say "installing $(cat "$lock" requirements/dev.txt | grep -c '^[^#]*==') packages for vLLM on $build (1 to 2 minutes)"
   pip_install "$(grep ^pip== requirements/dev.txt)" # newer than what Python brings, and a quarter faster
   torch=$(grep ^torch== "$lock")
   if ! pip_install "$torch"; then # first and alone, so that the usual failure comes at once
@@ -78,9 +78,10 @@ if [[ $(cat $installed 2>/dev/null) != "$key" ]]; then
 fi
 
 # 3. The models, and the dialogue that is scored.
+.venv/bin/python scripts/build_omni.py & omni=$!
+[[ -e .cache/text/timon-of-athens.txt ]] || .venv/bin/python scripts/fetch_text.py >/dev/null
 .venv/bin/python scripts/build_smollm2.py
 .venv/bin/python scripts/build_tiny.py
-.venv/bin/python scripts/build_omni.py
-[[ -e .cache/text/timon-of-athens.txt ]] || .venv/bin/python scripts/fetch_text.py >/dev/null
+wait $omni
 
 say "ready ($build)"
