@@ -141,11 +141,12 @@ class AimdLimit:
 
 
 class GrowthAwareLimit:
-    """As many sessions as the pool will hold at their expected peak, so that not even an unbounded engine fills it.
+    """As many sessions as the pool will hold at their expected peak, so that even an unbounded engine seldom fills it.
 
     A session that is a periods old will be a + h periods old in h periods, if it still lives, which it does with
     probability exp(-h / L). Blocks in use at h have a mean and a variance from that; a newcomer is admitted while mean
-    plus `margin` deviations stay below the pool at every h.
+    plus `margin` deviations stay below the pool at every h. Lifetimes are chance, so an unbounded pool can still fill;
+    with a bound (`session_blocks`) every session has a most that it holds.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
 import fcntl
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -21,6 +22,9 @@ _WORST = pytest.StashKey[dict[str, float]]()
 
 def pytest_configure(config):
     config.stash[_LINES], config.stash[_WORST] = [], {}
+    # A shell's background jobs ignore Ctrl-C, and so would the programs that tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def starts_engine(item):
