@@ -15,7 +15,6 @@ import triton  # noqa: E402
 triton.knobs.runtime.interpret = True
 del os.environ["TRITON_INTERPRET"]
 
-ENGINE_DIRS = {"engine", "plugin"}
 _LINES = pytest.StashKey[list[str]]()
 _WORST = pytest.StashKey[dict[str, float]]()
 
@@ -34,8 +33,8 @@ def starts_engine(item):
 def pytest_collection_modifyitems(items):
     """Engines first, since they take longest; those that keep deadlines last among them."""
     for item in items:
-        if starts_engine(item) and item.path.parent.name not in ENGINE_DIRS:
-            raise pytest.UsageError(f"{item.nodeid} starts an engine: move it into tests/engine or tests/plugin")
+        if starts_engine(item) and item.path.parent.name != "engine":
+            raise pytest.UsageError(f"{item.nodeid} starts an engine: move it into tests/engine")
     items.sort(key=lambda item: (not starts_engine(item), bool(item.get_closest_marker("alone"))))
 
 
@@ -48,7 +47,7 @@ def pytest_xdist_make_scheduler(config, log):
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             path = Path(nodeid.partition("::")[0])
-            return "engine" if path.parent.name in ENGINE_DIRS else path.name
+            return "engine" if path.parent.name == "engine" else path.name
 
     return Scheduling(config, log)
 

@@ -55,6 +55,7 @@ class DenseLlama:
         gate = torch.nn.functional.silu(hidden @ self.weight(layer, "mlp.gate_proj").T)
         return (gate * (hidden @ self.weight(layer, "mlp.up_proj").T)) @ self.weight(layer, "mlp.down_proj").T
 
+    @torch.inference_mode()
     def logprobs(self, hidden: torch.Tensor) -> torch.Tensor:
         head = self.weights.get("lm_head.weight", self.weights["model.embed_tokens.weight"])
         normed = self.norm(hidden, self.weights["model.norm.weight"])
@@ -99,7 +100,7 @@ class DenseSession:
 
     @torch.inference_mode()
     def chunk(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Compute the next tokens; [V] log-probabilities of what follows the last of them."""
+        """Compute the next tokens; [hidden size] the hidden state of the last of them."""
         model = self.model
         computed = self.keys[0].count
         index, key_positions = self.kept(computed)
@@ -110,7 +111,7 @@ class DenseSession:
             hidden = hidden + self._attend(layer, normed, index, key_positions, positions)
             normed = model.norm(hidden, model.weight(layer, "post_attention_layernorm"))
             hidden = hidden + model.feed_forward(layer, normed)
-        return model.logprobs(hidden[-1])
+        return hidden[-1]
 
     def _attend(
         self,
@@ -148,10 +149,11 @@ def replay(
     A chunk that starts at 0 again is a session that was preempted and is computed anew.
     """
     session = model.session(bound)
-    predicted: dict[int, torch.Tensor] = {}
+    last: dict[int, torch.Tensor] = {}
     for computed, num_tokens in chunks:
         if computed == 0:
             session = model.session(bound)
-        last = session.chunk(token_ids[computed : computed + num_tokens])
-        predicted.setdefault(computed + num_tokens, last)
-    return predicted
+        hidden = session.chunk(token_ids[computed : computed + num_tokens])
+        last.setdefault(computed + num_tokens, hidden)
+    predicted = model.logprobs(torch.stack(list(last.values())))  # at once: the head is most of a small model
+    return dict(zip(last, predicted, strict=True))

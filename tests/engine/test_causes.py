@@ -1,6 +1,7 @@
 """What kills a real-time service, on the real engine, told apart from its traces alone. kv_full: test_smoke."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import run_experiment
+from command import ONE_PROCESS
 
 from metronome import stats, trace
 
@@ -28,37 +29,30 @@ def causes(out):
     return {p: stats.summarise(run.of(p)) for p in run.points.point_id}
 
 
-def test_more_than_the_cores_can_serve_is_compute(tmp_path):
-    """Bounded, so that memory is no cause: 120 sessions at a pace that two cores keep for about twenty."""
-    overrides = ["workload.sessions=[120]", "workload.duration_s=12", "engine.num_blocks=1600", "kv.window=64"]
-    run_experiment(tmp_path / "run", "name=causes", *overrides)
-    (result,) = causes(tmp_path / "run").values()
-    print(result)
-    assert result.cause == "compute" and result.t_collapse_s < 9
-    assert result.rho_max < 0.9 and result.frames["ok"] + result.frames["late"] > 0
-
-
 @pytest.fixture(scope="module")
 def unbounded(tmp_path_factory):
-    """One engine: sessions that meet max_model_len, then an engine process that is killed while it serves."""
+    """Engines with room for all: sessions that meet max_model_len, more than two cores can serve (they keep the pace
+    of about twenty), and an engine process that is killed while it serves."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    overrides = ["kv=unbounded", "workload.sessions=[2,3]", "workload.duration_s=8", "engine.max_model_len=128"]
-    with subprocess.Popen(command(out, *overrides), cwd=ROOT, text=True, stdout=subprocess.PIPE) as process:
-        wait_for_second_point(out, process)
+    overrides = ["kv=unbounded", "workload.sessions=[2,120,3]", "workload.duration_s=8"]
+    overrides += ["engine.max_model_len=128", "engine.num_blocks=1600"]
+    env = os.environ | ONE_PROCESS
+    with subprocess.Popen(command(out, *overrides), cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE) as process:
+        wait_for_last_point(out, process)
         kill_engine(process.pid)
         printed, _ = process.communicate(timeout=120)
     assert process.returncode == 0, printed
     return causes(out)
 
 
-def wait_for_second_point(out, process):
+def wait_for_last_point(out, process):
     until = time.monotonic() + 240
     while time.monotonic() < until:
         assert process.poll() is None
         if (out / "frames").exists() and "unbounded-n3" in set(trace.read(out, "causes").frames.point_id):
             return
         time.sleep(0.2)
-    pytest.fail("the second point never began")
+    pytest.fail("the last point never began")
 
 
 def kill_engine(pid):
@@ -71,6 +65,13 @@ def test_sessions_that_meet_max_model_len_are_max_len(unbounded):
     assert result.cause == "max_len"
     assert 3 <= result.t_collapse_s <= 5.5  # 128 tokens hold four frames of 28
     assert result.rho_max < 0.5
+
+
+def test_more_than_the_cores_can_serve_is_compute(unbounded):
+    result = unbounded["unbounded-n120"]
+    print(result)
+    assert result.cause == "compute" and result.t_collapse_s < 8
+    assert result.rho_max < 0.9 and result.frames["ok"] + result.frames["late"] > 0
 
 
 def test_an_engine_that_is_killed_is_engine_dead(unbounded):

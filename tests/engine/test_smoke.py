@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.alone]
 def smoke(tmp_path_factory):
     """`+exp=smoke` and, on each engine, a small point after it: a stalled engine must serve again."""
     out = tmp_path_factory.mktemp("runs") / "smoke"
-    run_experiment(out, "+exp=smoke", "workload.sessions=[4,2]")
+    run_experiment(out, "+exp=smoke", "workload.sessions=[4,2]", env={})  # every process that a service has
     return out
 
 

@@ -4,9 +4,11 @@ import asyncio
 import os
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
+from command import ONE_PROCESS
 from hydra import compose, initialize_config_dir
 from vllm import SamplingParams
 from vllm.engine.protocol import StreamingInput
@@ -47,7 +49,8 @@ async def backend(request, tmp_path_factory):
         log_file=tmp_path_factory.mktemp(request.param) / "engine.log",
     )
     backend = VllmStreamBackend(profile_of(request.param), options)
-    await backend.start()
+    with mock.patch.dict(os.environ, ONE_PROCESS):
+        await backend.start()
     yield backend
     await backend.stop()
 

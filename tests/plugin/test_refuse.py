@@ -1,7 +1,6 @@
 """Every refusal says what, why and what to do; stock engines are left alone."""
 
 import logging
-import subprocess
 import sys
 from functools import partial
 from types import SimpleNamespace
@@ -9,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from engine import MODEL
 from pool import spec_for
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
@@ -207,24 +205,6 @@ def test_recurrent_layers_refuse_a_bound() -> None:
     builder: Any = attention.MAMBA2.get_builder_cls()
     with pytest.raises(ValueError, match="recurrent"):
         builder(None, [], config_with(model_config__is_attention_free=True), torch.device("cpu"))
-
-
-@pytest.mark.engine
-@pytest.mark.skipif(not MODEL.exists(), reason=f"needs the model in {MODEL} (make setup)")
-def test_the_user_reads_the_reason() -> None:
-    program = (
-        "from vllm import LLM\n"
-        "if __name__ == '__main__':\n"
-        f"    LLM({str(MODEL)!r}, block_size=32, enforce_eager=True, max_model_len=512,\n"
-        "        additional_config={'metronome': {'window': 64}}, enable_prefix_caching=True)\n"
-    )
-    script = [sys.executable, "-c", program]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode != 0
-    assert (
-        "ValueError: additional_config.metronome: a prefix-cache hit would bring the window "
-        "without its sinks; set enable_prefix_caching=False (--no-enable-prefix-caching)"
-    ) in done.stdout + done.stderr
 
 
 def test_a_window_wider_than_all_that_the_bound_holds_gives_way_to_it():

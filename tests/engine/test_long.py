@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from engine import BLOCK_SIZE, MODEL, Engine, Session, first_layers
+from recording import BLOCK_SIZE, MODEL, Engine, Session, first_layers
 from reference import DenseLlama
 from test_exact import TOLERANCE, difference, speech
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pytest
-from engine import BLOCK_SIZE, MODEL, Engine, Session, first_layers
+from recording import BLOCK_SIZE, MODEL, Engine, Session, first_layers
 from reference import DenseLlama, replay
 
 from metronome.plugin import report

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 import torch
-from engine import BLOCK_SIZE, MODEL, Engine, Session
+from recording import BLOCK_SIZE, MODEL, Engine, Session
 from reference import DenseLlama
 from test_exact import errors, mixed_sessions, nearly
 from test_kernel_engine import token_by_token
@@ -34,6 +34,7 @@ async def test_follows_the_reference(backend: str, enforce_eager: bool, tmp_path
     engine = Engine(
         tmp_path,
         options,
+        start_method="spawn",
         dtype="bfloat16",
         attention_backend=backend,
         enforce_eager=enforce_eager,
@@ -56,7 +57,14 @@ async def test_follows_the_reference(backend: str, enforce_eager: bool, tmp_path
 async def test_our_kernel_follows_the_reference(enforce_eager: bool, tmp_path: Path) -> None:
     """Exact to the token: against a reference in blocks of one."""
     options = {"window": BOUND.window, "sinks": BOUND.sinks, "positions": BOUND.positions, "kernel": "sink_window"}
-    engine = Engine(tmp_path, options, dtype="bfloat16", enforce_eager=enforce_eager, max_num_batched_tokens=48)
+    engine = Engine(
+        tmp_path,
+        options,
+        start_method="spawn",
+        dtype="bfloat16",
+        enforce_eager=enforce_eager,
+        max_num_batched_tokens=48,
+    )
     sessions: dict[str, Session] = mixed_sessions()
     try:
         await engine.run(**sessions)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine import BLOCK_SIZE, Engine, Session
+from recording import BLOCK_SIZE, Engine, Session
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from metronome.plugin import report

@@ -1,4 +1,4 @@
-"""Drives the real engine for the plugin's tests, and records what its scheduler decided."""
+"""Drives the real engine for the tests of the bound, and records what its scheduler decided."""
 
 import asyncio
 import json
@@ -6,16 +6,20 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context, set_forkserver_preload
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from command import ONE_PROCESS
 from safetensors.torch import load_file, save_file
 from vllm.v1.core.sched.scheduler import Scheduler
 
 MODEL = Path(__file__).parents[2] / ".cache" / "smollm2"
-CHUNK_LOG = "METRONOME_TEST_CHUNKS"
+CHUNK_LOG = "chunk_log"  # in additional_config
 BLOCK_SIZE = 32
+set_forkserver_preload(["vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama"])
 
 
 def first_layers(num_layers: int, folder: Path) -> Path:
@@ -40,7 +44,7 @@ class RecordingScheduler(Scheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         output = super().schedule(*args, **kwargs)
-        with Path(os.environ[CHUNK_LOG]).open("a") as log:
+        with Path(self.vllm_config.additional_config[CHUNK_LOG]).open("a") as log:
             for request_id, num_tokens in output.num_scheduled_tokens.items():
                 computed = self.requests[request_id].num_computed_tokens - num_tokens
                 print(json.dumps([request_id, computed, num_tokens]), file=log)
@@ -76,15 +80,20 @@ class Session:
 
 
 class Engine:
-    """An AsyncLLM on the CPU in float32, with every chunk on record."""
+    """An AsyncLLM on the CPU in float32, with every chunk on record.
 
-    def __init__(self, folder: Path, options: dict[str, Any] | None, **arguments: Any) -> None:
+    `start_method` of its process: "forkserver" imports vLLM once for all engines, and gives them the environment of the
+    first; "spawn" starts from nothing.
+    """
+
+    def __init__(
+        self, folder: Path, options: dict[str, Any] | None, start_method: str = "forkserver", **arguments: Any
+    ) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         self.folder = folder
         self.log = folder / "chunks.jsonl"
-        os.environ[CHUNK_LOG] = str(self.log)
         defaults = {
             "model": str(MODEL),
             "dtype": "float32",
@@ -97,12 +106,14 @@ class Engine:
             "scheduler_cls": f"{__name__}.RecordingScheduler",
             "async_scheduling": False,  # the recording scheduler is the plain one
         }
+        additional: dict[str, Any] = {CHUNK_LOG: str(self.log)}
         if options is not None:
-            options = {"metronome": options | {"report_dir": str(folder / "live")}}
-        arguments = defaults | arguments | {"additional_config": options or {}}
-        # The worker within the engine's process, as on one GPU: a third less to start. On a CPU vLLM wants two, so as
-        # to place a service's threads; tests/engine start it like that.
-        with mock.patch.dict(os.environ, VLLM_ENABLE_V1_MULTIPROCESSING="0"):
+            additional["metronome"] = options | {"report_dir": str(folder / "live")}
+        arguments = defaults | arguments | {"additional_config": additional}
+        with (
+            mock.patch.dict(os.environ, ONE_PROCESS),
+            mock.patch("vllm.v1.engine.utils.get_mp_context", partial(get_context, start_method)),
+        ):
             self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
     async def run(self, **sessions: Session) -> None:

@@ -6,7 +6,7 @@ The CPU engine runs it in Triton's interpreter, since no GPU is needed to be rig
 from dataclasses import replace
 
 import pytest
-from engine import BLOCK_SIZE, MODEL, Engine, Session, first_layers
+from recording import BLOCK_SIZE, MODEL, Engine, Session, first_layers
 from reference import DenseLlama
 from test_exact import TOLERANCE, difference, speech, starts
 
@@ -31,6 +31,7 @@ async def engine(tmp_path_factory):
         engine = Engine(
             folder,
             OPTIONS,
+            start_method="spawn",
             model=model,
             worker_cls="kernel_worker.KernelWorker",
             max_num_batched_tokens=48,
