@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import torch
+import vllm.plugins
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -65,6 +66,7 @@ class VllmEngine:
         told = {STREAM_FIXES: "1" if self.options.stream_fixes else "0"}
         if self.options.log_file:
             told["VLLM_LOGGING_CONFIG_PATH"] = _write_logging_config(self.options.log_file)
+        vllm.plugins.plugins_loaded = False  # by an engine before this one, perhaps, which was told something else
         with _environment(told):  # read by vLLM's processes as they start, and meant for no others
             self._llm = AsyncLLM.from_engine_args(self._args(), stat_loggers=list(stat_loggers) or None)
 

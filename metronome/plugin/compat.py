@@ -161,6 +161,11 @@ def wrap_once(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     setattr(owner, name, wrapped)
 
 
+def unwrap(owner: Any, name: str) -> None:
+    """Undo wrap_once."""
+    setattr(owner, name, getattr(owner, name).metronome_wraps)
+
+
 def mrope_audio_models() -> list[Any]:
     """Model classes that hear audio and rotate by M-RoPE; none where torchvision, which they import, is missing."""
     try:

@@ -13,21 +13,30 @@ nothing about images or videos: with those, vLLM's own code runs.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from metronome.models import STREAM_FIXES
 from metronome.plugin import compat
 
+_repaired: list[tuple[Any, str]] = []
+
 
 def register() -> None:
-    """Repair this process; harmless to call again."""
+    """Repair this process, or take its repairs back where they are not asked for; harmless to call again."""
+    while _repaired:  # for an engine that this process started before
+        compat.unwrap(*_repaired.pop())
     if os.environ.get(STREAM_FIXES) != "1":
         return
     for model in compat.mrope_audio_models():
-        compat.wrap_once(model, "get_mrope_input_positions", _positions)
-    compat.wrap_once(compat.scheduler_output(), "strip_covered_mm_data", _strip)
-    compat.wrap_once(compat.minicpmo_info(), "get_mm_max_tokens_per_item", _largest_items)
+        _repair(model, "get_mrope_input_positions", _positions)
+    _repair(compat.scheduler_output(), "strip_covered_mm_data", _strip)
+    _repair(compat.minicpmo_info(), "get_mm_max_tokens_per_item", _largest_items)
+
+
+def _repair(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    compat.wrap_once(owner, name, wrapper)
+    _repaired.append((owner, name))
 
 
 def _only_audio(features: Any) -> bool:

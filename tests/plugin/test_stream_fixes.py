@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm.plugins import load_general_plugins
 
+from metronome.backends import vllm_engine
 from metronome.plugin import compat, stream_fixes
 
 
@@ -66,21 +68,32 @@ def test_a_function_is_wrapped_once():
 
 
 def test_nothing_is_touched_unless_asked(monkeypatch):
-    wrapped = []
-    monkeypatch.setattr(compat, "wrap_once", lambda owner, name, wrapper: wrapped.append(name))
-    for asked, count in (("0", 0), ("", 0), ("1", 4)):
-        wrapped.clear()
+    for asked in ("0", "", "1", "1", "0"):
         monkeypatch.setenv("METRONOME_STREAM_FIXES", asked)
         stream_fixes.register()
-        assert len(wrapped) == count
+        assert repaired() == [asked == "1"] * 4
 
 
-def test_what_is_repaired_exists_in_this_vllm(monkeypatch):
-    """A new vLLM that moved any of it breaks here."""
+def test_each_engine_of_a_process_is_repaired_as_it_asks(monkeypatch):
+    """vLLM loads plugins once per process: the first engine decided, and MiniCPM-o had no encoder cache."""
+    of_model = {"checkpoint": "", "revision": None, "dtype": "float32", "hf_overrides": {}, "engine_args": {}}
+    seen = []
+    monkeypatch.setattr(vllm_engine, "AsyncEngineArgs", lambda **_: load_general_plugins())
+    monkeypatch.setattr(vllm_engine.AsyncLLM, "from_engine_args", lambda *_, **__: seen.append(all(repaired())))
+    sizes = {"num_blocks": 9, "block_size": 32, "max_model_len": 64, "max_num_seqs": 1, "max_num_batched_tokens": 64}
+    for asked in (False, True, False):
+        vllm_engine.VllmEngine(
+            SimpleNamespace(**of_model), vllm_engine.EngineOptions(**sizes, stream_fixes=asked)
+        ).start()
+    assert seen == [False, True, False] and not any(repaired())
+
+
+def repaired():
+    """Of each of the four functions. A new vLLM that moved any of them breaks here."""
     assert len(compat.mrope_audio_models()) == 2
-    for owner, name in [
+    functions = [
         *((model, "get_mrope_input_positions") for model in compat.mrope_audio_models()),
         (compat.scheduler_output(), "strip_covered_mm_data"),
         (compat.minicpmo_info(), "get_mm_max_tokens_per_item"),
-    ]:
-        assert callable(getattr(owner, name))
+    ]
+    return [hasattr(getattr(owner, name), "metronome_wraps") for owner, name in functions]
