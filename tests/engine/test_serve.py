@@ -65,7 +65,7 @@ def used_blocks(url):
 
 def test_a_streamed_completion_past_the_window_plateaus(server):
     url, _, _ = server
-    body = {"model": str(ROOT / ".cache/smollm2"), "prompt": "Once upon a time", "max_tokens": 320, "ignore_eos": True,
+    body = {"model": str(ROOT / ".cache/smollm2"), "prompt": "Once upon a time", "max_tokens": 450, "ignore_eos": True,
             "stream": True, "temperature": 0}  # fmt: skip
     used = []
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=300) as response:
@@ -73,7 +73,7 @@ def test_a_streamed_completion_past_the_window_plateaus(server):
         for i, _ in enumerate(line for line in response.iter_lines() if line.startswith("data: {")):
             if i % 10 == 9:
                 used.append((i, used_blocks(url)))
-    assert used[-1][0] > 4 * WINDOW  # it went on for many windows
+    assert used[-1][0] > 6 * WINDOW  # it went on for many windows
     # The engine may be done while its last tokens are still on their way: then it holds nothing.
     plateau = [blocks for tokens, blocks in used if tokens > WINDOW + 2 * BLOCK and blocks]
     assert len(plateau) > 10
