@@ -170,7 +170,7 @@ class VllmStreamBackend:
 
     async def drained(self, timeout_s: float) -> bool:
         end = time.monotonic() + timeout_s
-        while time.monotonic() < end:
+        while time.monotonic() < end and not self.engine.llm.errored:  # a dead engine frees nothing
             stats = self._pool.stats
             if stats and not (stats.kv_cache_usage or stats.num_running_reqs or stats.num_waiting_reqs):
                 return True

@@ -1,9 +1,12 @@
 """What needs no engine; the engine itself is driven in tests/engine."""
 
+import asyncio
+from types import SimpleNamespace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metronome.backends.vllm_stream import TurnSplitter
+from metronome.backends.vllm_stream import TurnSplitter, VllmStreamBackend
 
 STOP = frozenset([99])
 tokens = st.integers(0, 98)
@@ -46,3 +49,10 @@ def test_a_turn_cut_short_by_length_met_max_model_len():
     assert not full.hit_max_len
     (cut,) = splitter.feed([1, 2], "length")
     assert cut.hit_max_len and cut.turn_done
+
+
+async def test_nobody_waits_for_a_dead_engine_to_free_its_sessions():
+    backend = VllmStreamBackend(None, None)
+    backend.engine = SimpleNamespace(llm=SimpleNamespace(errored=True))
+    async with asyncio.timeout(20):
+        assert not await backend.drained(timeout_s=60)
